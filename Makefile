@@ -1,0 +1,57 @@
+# The commands of this repository. Each creates the environment it needs; a second run starts at once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test soak lint format bench lock schemas wheels clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.ready: requirements/bootstrap.txt requirements/dev.txt VERSION pyproject.toml larry/pyproject.toml extproc/pyproject.toml lab/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 …"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --quiet --require-hashes requirements/dev.txt
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e larry -e extproc -e lab
+	@touch $@
+
+demo: $(VENV)/.ready  ## real Envoy, the picker, emulated GPUs, a production trace: SAL against P2C (ARGS=--quick for 2 minutes)
+	$(BIN)/halffull demo $(ARGS)
+
+test: $(VENV)/.ready  ## units, properties and everything through the real Envoy, ≤ 5 minutes
+	$(BIN)/pytest -n auto -m "not soak" $(ARGS)
+
+soak: $(VENV)/.ready  ## the long waits: silences of minutes, 20-minute streams, keep-alive races
+	$(BIN)/pytest -n 16 -m soak --timeout 1800 $(ARGS)
+
+lint: $(VENV)/.ready  ## ruff, mypy, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.ready  ## what `lint` can repair by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.ready  ## the picker's cost, as ratios of one run; writes build/bench/extproc.json
+	$(BIN)/python hack/bench_extproc.py $(ARGS)
+
+schemas: $(VENV)/.ready  ## write schemas/ anew from the code (a test compares)
+	$(BIN)/halffull-extproc schema picker > schemas/picker.schema.json
+	$(BIN)/halffull-extproc schema load-report > schemas/load-report.schema.json
+
+lock: $(VENV)/.ready  ## resolve requirements/ anew, to the newest versions allowed
+	hack/lock
+
+wheels: $(VENV)/.ready  ## every wheel of a release into dist/
+	@rm -rf dist
+	@for p in larry extproc lab; do $(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist $$p || exit 1; done
+	@ls -1 dist/*.whl
+
+clean:  ## remove the environment and everything built
+	rm -rf $(VENV) build dist
