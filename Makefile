@@ -39,7 +39,7 @@ format: $(VENV)/.ready  ## what `lint` can repair by itself
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.ready  ## the picker's cost, as ratios of one run; writes build/bench/extproc.json
-	$(BIN)/python hack/bench_extproc.py $(ARGS)
+	$(BIN)/python hack/bench $(ARGS)
 
 schemas: $(VENV)/.ready  ## write schemas/ anew from the code (a test compares)
 	$(BIN)/halffull-extproc schema picker > schemas/picker.schema.json

@@ -1,0 +1,263 @@
+"""The gRPC edge: ext_proc, ADS, access log and health on one port.
+
+Messages stay bytes on both sides (no generated stubs): what a pick costs is nearly all grpc's stream set-up, and typed
+messages would add to it.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from halffull_extproc import wire
+from halffull_extproc.protocol import CloseHook, OutcomeHook, PickHook, State, Stream
+from halffull_extproc.tls import KeyPair, Reloading, SelfSigned, TlsFiles, self_signed
+from halffull_extproc.xds.access_log import AccessLogEntry, entries
+from halffull_extproc.xds.ads import AdsServer
+
+_log = structlog.get_logger(__name__)
+
+MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
+"""Largest message taken: a gateway that buffers bodies sends each in one, and grpc's default of 4 MiB cuts images."""
+
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_concurrent_streams", 2**31 - 1),  # one per request in flight
+    ("grpc.so_reuseport", 0),  # a second picker on the port is a mistake that should show
+)
+_WATCH_INTERVAL = 1.0  # s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What the picker does, for the server to call. All run in the event loop and return at once."""
+
+    pick: PickHook
+    close: CloseHook
+    outcome: OutcomeHook
+    access_log: Callable[[AccessLogEntry], None]
+    alive: Callable[[], bool]
+    """A trial pick, charged to nobody: False or an exception means that the process should be restarted."""
+    ready: Callable[[], bool]
+    """Whether endpoints are known."""
+
+
+class Server:
+    """The picker's gRPC port, and a second one for health alone when asked for.
+
+    `counts`: (`pick`, `failed` | `malformed`) and (`access_log`, `failed`) → number since the start.
+    """
+
+    def __init__(
+        self,
+        *,
+        hooks: Hooks,
+        listen: str,
+        ads: AdsServer | None = None,
+        tls: TlsFiles | SelfSigned | None = None,
+        health_listen: str | None = None,
+    ) -> None:
+        """Take addresses as `unix:PATH` or `IP:PORT`; port 0 takes a free one. The health port is never encrypted."""
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.port: int | None = None
+        self.health_port: int | None = None
+        self._hooks = hooks
+        self._listen = listen
+        self._health_listen = health_listen
+        self._ads = ads
+        self._tls = tls
+        self._stopping = False
+        self._streams: dict[asyncio.Task[Any], Stream | None] = {}
+        self._servers: list[Any] = []
+
+    @property
+    def streams(self) -> int:
+        """Requests in flight, and the streams of Envoys' ADS and access logs."""
+        return len(self._streams)
+
+    async def start(self) -> None:
+        """Listen. Call it when the endpoints are known: until then a request is better off unpicked.
+
+        Raises:
+            RuntimeError: the address is taken or not this host's.
+            halffull_extproc.tls.TlsError: the certificate cannot be used.
+        """
+        main = grpc.aio.server(options=_OPTIONS)
+        health = _Health(alive=self._alive, ready=self._ready)
+        main.add_generic_rpc_handlers(self._handlers())
+        health_pb2_grpc.add_HealthServicer_to_server(health, main)
+        if self._tls is None:
+            self.port = main.add_insecure_port(self._listen)
+        else:
+            self.port = main.add_secure_port(self._listen, _credentials(self._tls))
+        self._servers.append(main)
+        if self._health_listen is not None:
+            second = grpc.aio.server(options=_OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(health, second)
+            self.health_port = second.add_insecure_port(self._health_listen)
+            self._servers.append(second)
+        for server in self._servers:
+            await server.start()
+
+    async def stop(self, grace: float) -> None:
+        """Take no new stream; end at once those that nobody waits for; give the others `grace` seconds.
+
+        A stream whose pick was answered is ended as done, not as broken: a gateway that fails closed would cut the
+        response with it.
+        """
+        self._stopping = True
+        for task, stream in list(self._streams.items()):
+            if stream is None or stream.settled:
+                task.cancel()
+        await asyncio.gather(*(server.stop(grace) for server in self._servers))
+        self._servers.clear()
+
+    def _handlers(self) -> tuple[Any, ...]:
+        raw: dict[str, Any] = {"request_deserializer": None, "response_serializer": None}
+        handlers = [
+            (wire.EXT_PROC_SERVICE, "Process", grpc.stream_stream_rpc_method_handler(self._process, **raw)),
+            (
+                wire.ACCESS_LOG_SERVICE,
+                "StreamAccessLogs",
+                grpc.stream_unary_rpc_method_handler(self._access_log, **raw),
+            ),
+        ]
+        if self._ads is not None:
+            ads = grpc.stream_stream_rpc_method_handler(self._discovery, **raw)
+            handlers.append((wire.ADS_SERVICE, "StreamAggregatedResources", ads))
+        return tuple(grpc.method_handlers_generic_handler(service, {name: call}) for service, name, call in handlers)
+
+    async def _process(self, _requests: Any, context: Any) -> None:
+        hooks = self._hooks
+        stream = Stream(pick=hooks.pick, close=hooks.close, outcome=hooks.outcome)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - grpc runs each handler in a task
+        self._streams[task] = stream
+        read, write, end = context.read, context.write, grpc.aio.EOF
+        try:
+            while (message := await read()) is not end:
+                for answer in stream.receive(message):
+                    await write(answer)
+                if stream.state is State.FAILED:
+                    await self._fail(stream, context)
+        except asyncio.CancelledError:
+            if not self._stopping or not stream.settled:
+                raise  # the client left, or grace ran out
+        finally:
+            del self._streams[task]
+            try:
+                stream.closed()
+            except Exception:
+                self.counts["pick", "failed"] += 1
+                _log.exception("closing a pick failed")
+
+    async def _fail(self, stream: Stream, context: Any) -> None:
+        """End the stream with an error, so that the gateway's failure mode decides about the request."""
+        if isinstance(stream.failure, wire.MalformedMessageError):
+            self.counts["pick", "malformed"] += 1
+            _log.warning("a gateway sent what is no ProcessingRequest", peer=context.peer())
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a ProcessingRequest")
+        self.counts["pick", "failed"] += 1
+        _log.error("a pick failed; the gateway's failure mode decides", exc_info=stream.failure)
+        await context.abort(grpc.StatusCode.INTERNAL, "the pick failed")
+
+    async def _discovery(self, requests: Any, context: Any) -> None:
+        assert self._ads is not None  # noqa: S101 - registered only then
+        with self._ended_politely():
+            await self._ads.stream(requests, context)
+
+    async def _access_log(self, requests: Any, _context: Any) -> bytes:
+        with self._ended_politely():
+            async for message in requests:
+                for entry in entries(message):
+                    self._logged(entry)
+        return b""
+
+    def _logged(self, entry: AccessLogEntry) -> None:
+        try:
+            self._hooks.outcome(entry.outcome)
+            self._hooks.access_log(entry)
+        except Exception:
+            self.counts["access_log", "failed"] += 1
+            _log.exception("an access log entry was not taken")
+
+    @contextlib.contextmanager
+    def _ended_politely(self) -> Any:
+        """Keep the running task where `stop` finds it, and let it end as done when it does."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - grpc runs each handler in a task
+        self._streams[task] = None
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+        finally:
+            del self._streams[task]
+
+    def _alive(self) -> bool:
+        return self._holds(self._hooks.alive, "liveness")
+
+    def _ready(self) -> bool:
+        return not self._stopping and self._alive() and self._holds(self._hooks.ready, "readiness")
+
+    def _holds(self, check: Callable[[], bool], name: str) -> bool:
+        try:
+            return check()
+        except Exception:
+            _log.exception("a health check raised", check=name)
+            return False
+
+
+class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types published
+    """grpc.health.v1 with the services of proposal 004. Each answer is found out when it is asked for."""
+
+    def __init__(self, *, alive: Callable[[], bool], ready: Callable[[], bool]) -> None:
+        self._checks = {"liveness": alive, "readiness": ready, wire.EXT_PROC_SERVICE: ready, "": ready}
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's name for it
+        check = self._checks.get(request.service)
+        if check is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        return health_pb2.HealthCheckResponse(status=self._status(request.service))
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 - the service's name for it
+        last = None
+        while True:
+            status = self._status(request.service)
+            if status != last:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+                last = status
+            await asyncio.sleep(_WATCH_INTERVAL)
+
+    def _status(self, service: str) -> Any:
+        check = self._checks.get(service)
+        if check is None:
+            return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        return health_pb2.HealthCheckResponse.SERVING if check() else health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def _credentials(tls: TlsFiles | SelfSigned) -> Any:
+    if isinstance(tls, SelfSigned):
+        pair = self_signed()
+        return grpc.ssl_server_credentials([(pair.key, pair.certificate)])
+    files = Reloading(tls)
+
+    def changed() -> Any:  # grpc asks from its own thread before each handshake
+        pair = files.changed()
+        return None if pair is None else _configuration(pair)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(files.pair), changed, require_client_authentication=False
+    )
+
+
+def _configuration(pair: KeyPair) -> Any:
+    return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)])

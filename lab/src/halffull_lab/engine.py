@@ -1,0 +1,393 @@
+"""The emulated engine's core: continuous batching with chunked prefill, KV blocks and preemption. Pure.
+
+It mirrors the scheduling of vLLM V1 (synchronous, no prefix cache, no speculation):
+
+- Running requests first, in the order of their admission: each decode one token, then what is left of a prefill.
+- A running request that finds no free block preempts the newest running one, itself at the last; that one loses its
+  blocks, goes back to the queue and computes its prompt and its output anew. A step that preempted admits nobody.
+- Then waiting requests in the order of an `Ordering`, until the head's whole uncached prefill does not fit the free
+  blocks, or the step's token budget or max_num_seqs is used up. A prompt longer than the rest of the budget is chunked.
+- Aborts take effect between two steps, after the outputs of the step in flight.
+
+No clock, no I/O: the caller says what time it is, and how time passes between `step_begin` and `step_end`.
+
+A step costs the same however many requests run. All decodes advance by one token in every step (their budget is at
+least max_num_seqs), so the step in which a request finishes, and whether it needs a block, are known from its first
+token on: a calendar by step number and a count per phase of the block replace a loop over the running requests. Only
+the rare step that must preempt walks over them. And at most one running request is in the middle of its prefill, the
+newest: a prefill is cut only by the end of the budget, after which nobody is admitted.
+"""
+
+from halffull_lab.engine_requests import EngineLimits, Output, Prompt, PromptRefusedError, Request, StepPlan, Totals
+from halffull_lab.latency import LatencyModel
+from halffull_larry.ordering import Ordering
+from halffull_larry.snapshot import Snapshot
+
+
+class Engine:
+    """One emulated engine. Times are seconds of the caller's clock, which must not go back."""
+
+    def __init__(self, *, latency: LatencyModel, limits: EngineLimits, ordering: Ordering) -> None:
+        self.latency = latency
+        self.limits = limits
+        self.ordering = ordering
+        self.slowdown = 1.0
+        """Every step takes this many times as long."""
+        self.totals = Totals()
+        self.requests: dict[str, Request] = {}
+        """Waiting and running."""
+        self._running: dict[Request, None] = {}  # in the order of admission
+        self._prefilling: Request | None = None  # in the middle of its prefill; the newest of the running
+        self._completing: list[Request] = []  # whose prefill ends with the step in flight
+        self._decodes = 0
+        self._context = 0  # Σ of the decodes' computed tokens
+        self._growing = [0] * limits.block_size  # decodes by phase
+        self._calendar: dict[int, list[Request]] = {}  # by the step at whose end they have news
+        self._step = 0
+        self._free = limits.total_blocks
+        self._queued = 0  # tokens
+        self._plan: StepPlan | None = None
+        self._aborts: list[str] = []
+        self._last_end = 0.0
+        self._busy = 0.0
+        self._computed = 0
+        self._first_tokens = 0
+        self._ttft = 0.0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._requests_done = 0
+        self.snapshot = Snapshot()
+        """The load report's part that changes; replaced after scheduling and after outputs, finishes and aborts."""
+        self._publish(0.0)
+
+    # What the caller does.
+
+    def check(self, *, prompt_tokens: int, output_tokens: int) -> None:
+        """Refuse what could never run.
+
+        Raises:
+            PromptRefusedError: empty, longer than a sequence may be, or larger than the whole KV cache.
+        """
+        if prompt_tokens < 1:
+            raise PromptRefusedError("The prompt is empty.")
+        if output_tokens < 1:
+            raise PromptRefusedError(f"max_tokens must be at least 1, got {output_tokens}.")
+        longest = self.limits.max_model_len
+        if prompt_tokens + output_tokens > longest:
+            raise PromptRefusedError(
+                f"This model's maximum context length is {longest} tokens. However, you requested "
+                f"{output_tokens} output tokens and your prompt contains {prompt_tokens} input tokens, "
+                f"for a total of {prompt_tokens + output_tokens} tokens."
+            )
+        capacity = self.limits.total_blocks * self.limits.block_size
+        if prompt_tokens + output_tokens - 1 > capacity:
+            raise PromptRefusedError(
+                f"The request needs {prompt_tokens + output_tokens - 1} tokens of KV cache; this engine has {capacity}."
+            )
+
+    def add(
+        self,
+        request_id: str,
+        *,
+        prompt: Prompt,
+        output_tokens: int,
+        arrival: float,
+        priority: int = 0,
+        interval: int = 0,
+    ) -> Request:
+        """Enqueue a sequence that will produce exactly `output_tokens`.
+
+        Args:
+            request_id: unique in the engine.
+            prompt: shared by the children of n > 1, each of which computes it (there is no prefix cache).
+            output_tokens: including the first.
+            arrival: s; what its wait and its TTFT run from.
+            priority: lower goes first.
+            interval: `step_end` tells of the first token, of every `interval` tokens after it, and of the last;
+                0: of the first and the last only.
+
+        Raises:
+            PromptRefusedError: it could never run.
+            ValueError: the id is in use.
+        """
+        self.check(prompt_tokens=prompt.tokens, output_tokens=output_tokens)
+        if request_id in self.requests:
+            raise ValueError(f"request {request_id!r} is in the engine already")
+        request = Request(
+            request_id,
+            prompt=prompt,
+            output_tokens=output_tokens,
+            arrival=arrival,
+            priority=priority,
+            interval=interval,
+        )
+        self.requests[request_id] = request
+        self._enqueue(request, preempted=False)
+        return request
+
+    def abort(self, request_id: str, now: float) -> None:
+        """Forget a sequence; at the end of the step in flight, if there is one. Unknown ids are ignored."""
+        if self._plan is not None:
+            self._aborts.append(request_id)
+        elif self._abort(request_id):
+            self._publish(now)
+
+    def generated(self, request: Request) -> int:
+        """Output tokens that a request has produced by the end of the last step."""
+        return request.generated + (self._step - 1 - request.base if request.base >= 0 else 0)
+
+    def step_begin(self, now: float) -> StepPlan | None:
+        """Schedule a step at `now`; None when there is nothing to run.
+
+        Raises:
+            RuntimeError: a step is in flight.
+        """
+        if self._plan is not None:
+            raise RuntimeError("a step is in flight")
+        if not self.requests:
+            return None
+        self.ordering.start_step(now)
+        preempted = 0
+        growth = self._growing[self._step % self.limits.block_size]
+        if growth <= self._free:
+            self._free -= growth
+        else:
+            preempted = self._grow_with_preemption()
+        decodes, context = self._decodes, self._context
+        budget = self.limits.max_tokens_per_batch - decodes
+        prefill = admitted = 0
+        pairs = 0.0
+        if (request := self._prefilling) is not None and budget:
+            chunk = min(request.prefill_tokens - request.prefill_done, budget)
+            done = request.prefill_done
+            blocks = self._blocks(done + chunk) - self._blocks(done)
+            if blocks > self._free:  # it is the newest running request itself
+                self._preempt(request)
+                preempted += 1
+            else:
+                self._compute(request, chunk, blocks)
+                pairs += chunk * (done + chunk / 2)
+                prefill += chunk
+                budget -= chunk
+        if not preempted:
+            while budget and len(self._running) < self.limits.max_num_seqs:
+                request_id = self.ordering.peek()
+                if request_id is None:
+                    break
+                request = self.requests[request_id]
+                # Nobody is in the middle of a prefill while there is budget left, so nothing else is spoken for.
+                if self._blocks(request.prefill_tokens) > self._free:
+                    break
+                self.ordering.pop()
+                self._running[request] = None
+                admitted += 1
+                chunk = min(request.prefill_tokens, budget)
+                self._compute(request, chunk, self._blocks(chunk))
+                pairs += chunk * chunk / 2
+                prefill += chunk
+                budget -= chunk
+        seconds = self.latency.step_seconds(
+            prefill_tokens=prefill, decodes=decodes, decode_context=context, prefill_pairs=pairs
+        )
+        self._plan = StepPlan(seconds * self.slowdown, prefill, decodes, admitted, preempted)
+        self._publish(now)
+        return self._plan
+
+    def step_end(self, now: float) -> list[Output]:
+        """The step in flight is over at `now`: tokens come out, finished sequences leave, aborts are applied.
+
+        Raises:
+            RuntimeError: no step is in flight.
+        """
+        plan = self._plan
+        if plan is None:
+            raise RuntimeError("no step is in flight")
+        self._plan = None
+        step = self._step
+        outputs: list[Output] = []
+        totals = self.totals
+        self._busy += plan.duration
+        self._computed += plan.prefill_tokens + plan.decodes
+        if plan.decodes:
+            self._context += plan.decodes
+            totals.generation_tokens += plan.decodes
+            # Every one of them got its last token at the end of the step before, or when it was re-admitted.
+            totals.itl_seconds += plan.decodes * (now - self._last_end)
+            totals.itl_count += plan.decodes
+            for request in self._calendar.pop(step, ()):
+                generated = request.generated + step - request.base
+                finished = generated == request.output_tokens
+                if finished:
+                    request.generated = generated
+                    self._stop_decoding(request, step)
+                    self._finish(request, now)
+                else:
+                    self._expect(request, generated, step)
+                outputs.append(Output(request, generated, finished))
+        outputs += [self._first_output(request, now) for request in self._completing]
+        self._completing.clear()
+        self._step = step + 1
+        self._last_end = now
+        for request_id in self._aborts:
+            self._abort(request_id)
+        self._aborts.clear()
+        self.ordering.progress(computed_tokens=self._computed, busy_seconds=self._busy)
+        self._publish(now)
+        return outputs
+
+    # Within.
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.limits.block_size)
+
+    def _enqueue(self, request: Request, *, preempted: bool) -> None:
+        self._queued += request.prefill_tokens
+        self.ordering.add(
+            request.request_id,
+            arrival=request.arrival,
+            tokens=request.prefill_tokens,
+            priority=request.priority,
+            preempted=preempted,
+        )
+
+    def _compute(self, request: Request, chunk: int, blocks: int) -> None:
+        self._free -= blocks
+        self._queued -= chunk
+        request.prefill_done += chunk
+        if request.prefill_done == request.prefill_tokens:
+            self._prefilling = None
+            self._completing.append(request)
+        else:
+            self._prefilling = request
+
+    def _first_output(self, request: Request, now: float) -> Output:
+        """The token that the end of a prefill gives: the request's first, or the next one after a preemption."""
+        totals = self.totals
+        request.generated += 1
+        totals.generation_tokens += 1
+        if request.first_token_at is None:
+            request.first_token_at = now
+            self._first_tokens += 1
+            self._ttft += now - request.arrival
+            totals.prompt_tokens += request.prompt.tokens
+        else:
+            totals.itl_seconds += now - request.last_token_at
+            totals.itl_count += 1
+        if request.generated == request.output_tokens:
+            self._free += self._blocks(request.prefill_tokens)
+            self._finish(request, now)
+            return Output(request, request.generated, finished=True)
+        request.base = self._step
+        # In step base + 1 it computes the token at position prefill_tokens, which opens a block when that divides.
+        request.phase = (self._step + 1 - request.prefill_tokens) % self.limits.block_size
+        self._growing[request.phase] += 1
+        self._decodes += 1
+        self._context += request.prefill_tokens
+        self._expect(request, request.generated, self._step)
+        return Output(request, request.generated, finished=False)
+
+    def _expect(self, request: Request, generated: int, step: int) -> None:
+        """Enter the next news of a decoding request, which has `generated` tokens after `step`, into the calendar."""
+        left = request.output_tokens - generated
+        interval = request.interval
+        if interval:
+            # Every K tokens, counted from the first: 1, K + 1, 2K + 1, …
+            left = min(left, interval - (generated - 1) % interval)
+        request.next_event = step + left
+        self._calendar.setdefault(request.next_event, []).append(request)
+
+    def _stop_decoding(self, request: Request, last_step: int) -> None:
+        """Free the blocks of a request that decoded up to `last_step`, and take it out of the incremental sums."""
+        computed = request.prefill_tokens + last_step - request.base
+        self._growing[request.phase] -= 1
+        self._decodes -= 1
+        self._context -= computed
+        self._free += self._blocks(computed)
+        request.base = -1
+
+    def _leave_running(self, request: Request) -> None:
+        """Take a running request off, between two steps or while one is being scheduled."""
+        del self._running[request]
+        if request is self._prefilling:
+            self._prefilling = None
+            self._free += self._blocks(request.prefill_done)
+            self._queued -= request.prefill_tokens - request.prefill_done
+            return
+        news = self._calendar[request.next_event]
+        news.remove(request)
+        if not news:
+            del self._calendar[request.next_event]
+        request.generated = self.generated(request)
+        request.last_token_at = self._last_end
+        self._stop_decoding(request, self._step - 1)
+
+    def _grow_with_preemption(self) -> int:
+        """Give each decode the block that it needs, at the cost of the newest; returns how many were preempted."""
+        phase = self._step % self.limits.block_size
+        order = list(self._running)
+        end, index = len(order), 0
+        while index < end:
+            request = order[index]
+            if request is not self._prefilling and request.phase == phase:
+                while not self._free and index < end:
+                    end -= 1
+                    self._preempt(order[end])
+                if index == end:  # down to itself
+                    break
+                self._free -= 1
+            index += 1
+        return len(order) - end
+
+    def _preempt(self, request: Request) -> None:
+        self._leave_running(request)
+        request.prefill_tokens = request.prompt.tokens + request.generated
+        request.prefill_done = 0
+        self.totals.preemptions += 1
+        self._enqueue(request, preempted=True)
+
+    def _finish(self, request: Request, now: float) -> None:
+        del self.requests[request.request_id]
+        del self._running[request]
+        request.finished_at = now
+        prompt = request.prompt
+        prompt.unfinished -= 1
+        self._generation_tokens += request.generated
+        if not prompt.unfinished:
+            self._prompt_tokens += prompt.tokens
+            self._requests_done += 1
+        totals = self.totals
+        totals.finished += 1
+        totals.finished_prompt_tokens += prompt.tokens
+        totals.e2e_seconds += now - request.arrival
+
+    def _abort(self, request_id: str) -> bool:
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return False
+        if request in self._running:
+            self._leave_running(request)
+        else:
+            self.ordering.remove(request_id)
+            self._queued -= request.prefill_tokens
+        self.totals.aborted += 1
+        return True
+
+    def _publish(self, now: float) -> None:
+        limits = self.limits
+        running = len(self._running)
+        self.snapshot = Snapshot(
+            now,
+            self._queued,
+            self._free * limits.block_size,
+            limits.total_blocks * limits.block_size,
+            running,
+            len(self.requests) - running,
+            self._step,
+            self._busy,
+            self._computed,
+            self._first_tokens,
+            self._ttft,
+            self._prompt_tokens,
+            self._generation_tokens,
+            self._requests_done,
+        )

@@ -1,0 +1,125 @@
+"""`halffull engine`: an emulated vLLM server. OpenAI's API on one port, the load report on another.
+
+Times of the engine are virtual: `--speed` seconds of them pass per second.
+"""
+
+import argparse
+import contextlib
+import json
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from halffull_lab.engine_app import EngineApp, ServerOptions
+from halffull_lab.engine_requests import EngineLimits
+from halffull_lab.latency import PROFILES
+from halffull_larry.ordering import POLICIES
+from halffull_larry.report import LoadServer, listening_socket
+
+KEEP_ALIVE: Final = 5
+"""s; uvicorn's default, which vLLM keeps."""
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, and ends open streams when it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, *, app: EngineApp, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._app = app
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.close()
+        await super().shutdown(sockets)
+
+
+async def serve(
+    options: ServerOptions, *, host: str, port: int, load_port: int, ready: Callable[[int, int], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM; `ready` is told both ports (0 takes a free one).
+
+    Raises:
+        OSError: a port cannot be bound.
+    """
+    with contextlib.ExitStack() as stack:
+        app = EngineApp(options)
+        http = stack.enter_context(listening_socket(host, port))
+        load = LoadServer(app.load_report, host=host, port=load_port)
+        stack.callback(load.stop)
+        load.start()
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=KEEP_ALIVE,
+        )
+        server = _Server(config, app=app, ready=lambda: ready(http.getsockname()[1], load.port))
+        await server.serve(sockets=[http])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `halffull engine`."""
+    defaults = ServerOptions()
+    parser.add_argument("--profile", choices=sorted(PROFILES), default=defaults.profile, help="model and GPUs")
+    parser.add_argument("--policy", choices=POLICIES, default=defaults.policy, help="order of the waiting queue")
+    parser.add_argument("--alpha", type=float, default=defaults.alpha, help="of LARRY")
+    parser.add_argument("--model", default=defaults.model, help="served name")
+    parser.add_argument("--host", default="127.0.0.1", help=":: takes IPv4 too")
+    parser.add_argument("--port", type=int, default=8000, help="OpenAI API; 0: a free one")
+    parser.add_argument("--load-port", type=int, default=9400, help="load report; 0: a free one")
+    parser.add_argument("--speed", type=float, default=defaults.speed, help="virtual seconds per second")
+    parser.add_argument(
+        "--stream-interval", type=int, default=defaults.stream_interval, help="tokens per event, after the first token"
+    )
+    parser.add_argument("--kv-tokens", type=int, help="KV cache, if not the profile's")
+    parser.add_argument("--max-model-len", type=int, help="longest sequence, tokens, if not the profile's")
+    parser.add_argument("--max-num-seqs", type=int, help="most running requests, if not the profile's")
+    parser.add_argument("--max-tokens-per-batch", type=int, help="budget of a step, if not the profile's")
+    parser.add_argument("--allow-faults", action="store_true", help="take POST /fault (tests)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run one emulated engine; its addresses go to stdout, as one JSON line, when it answers."""
+    given = {
+        name: value
+        for name in ("kv_tokens", "max_model_len", "max_num_seqs", "max_tokens_per_batch")
+        if (value := getattr(args, name)) is not None
+    }
+
+    def ready(port: int, load_port: int) -> None:
+        sys.stdout.write(json.dumps({"port": port, "load_port": load_port}) + "\n")
+        sys.stdout.flush()
+
+    try:
+        options = ServerOptions(
+            profile=args.profile,
+            policy=args.policy,
+            alpha=args.alpha,
+            model=args.model,
+            speed=args.speed,
+            stream_interval=args.stream_interval,
+            allow_faults=args.allow_faults,
+            limits=EngineLimits.of(replace(PROFILES[args.profile], **given)),
+        )
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket per open stream, thousands of them
+        uvloop.run(serve(options, host=args.host, port=args.port, load_port=args.load_port, ready=ready))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"halffull engine: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0

@@ -1,0 +1,175 @@
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halffull_extproc.policies import Policy, least_request, lowest, round_robin, sal, sal_plus, uniform
+
+
+def column(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float64)
+
+
+def test_policies_are_spelled_as_in_the_configuration() -> None:
+    assert [str(policy) for policy in Policy] == ["SAL", "SALPlus", "LeastRequest", "RoundRobin", "Random"]
+
+
+def test_sal_is_the_greater_of_missing_memory_and_queue() -> None:
+    scores = sal(
+        500.0,
+        queued=column(0, 3500, 0),
+        free=column(10_000, 10_000, 400),
+        max_tokens_per_batch=column(1000, 2000, 1000),
+        beta=6.0,
+    )
+    # 500/1000; (3500 + 500)/2000; 6·(500 − 400) against .5
+    assert scores.tolist() == [0.5, 2.0, 600.0]
+
+
+def test_sal_does_not_touch_its_columns() -> None:
+    queued, free = column(1, 2), column(3, 4)
+    sal(5.0, queued=queued, free=free, max_tokens_per_batch=column(10, 10), beta=2.0)
+    assert queued.tolist() == [1, 2]
+    assert free.tolist() == [3, 4]
+
+
+def plus(tokens: float, **changes: np.ndarray) -> list[float]:
+    figures = {
+        "queued": column(2000),
+        "free": column(90_000),
+        "total": column(100_000),
+        "kv": column(12_000),
+        "speed": column(1.0),
+        "max_tokens_per_batch": column(1000),
+    }
+    scores: list[float] = sal_plus(tokens, **(figures | changes), kv_weight=0.03, knee=3.0).tolist()
+    return scores
+
+
+def test_sal_plus_adds_the_decode_side() -> None:
+    # (2000 + 500 + .03·12000)/1000, k = (10000 + 500)/100000 is below the knee
+    assert plus(500.0) == pytest.approx([2.86])
+
+
+def test_sal_plus_multiplies_by_how_slow_the_engine_is() -> None:
+    assert plus(500.0, speed=column(2.0)) == pytest.approx([5.72])
+
+
+def test_sal_plus_knee() -> None:
+    # k = (100000 − 20500 + 500)/100000 = .8 → 3·.1/.2
+    assert plus(500.0, free=column(20_500), kv=column(0), queued=column(0)) == pytest.approx([0.5 + 1.5])
+
+
+def test_sal_plus_knee_ends_at_95_percent_and_missing_memory_is_work() -> None:
+    # n − F = 400 tokens are missing; k would be 1.004, and counts as .95 → 3·.25/.05
+    got = plus(500.0, free=column(100), kv=column(0), queued=column(0))
+    assert got == pytest.approx([(500 + 400) / 1000 + 15.0])
+
+
+def test_sal_plus_survives_more_charges_than_memory() -> None:
+    assert all(np.isfinite(plus(500.0, free=column(-1e9))))
+
+
+def test_lowest_orders_by_score() -> None:
+    rows = lowest(column(3, 1, 2), requests=column(0, 9, 9), rng=random.Random(1))
+    assert rows == [1, 2]
+
+
+def test_ties_go_to_fewest_requests() -> None:
+    for seed in range(20):
+        rows = lowest(column(1, 1, 1, 0.5), requests=column(3, 1, 2, 9), rng=random.Random(seed))
+        assert rows == [3, 1]
+
+
+def test_negative_scores_tie_like_others() -> None:
+    rng = random.Random(5)
+    firsts = Counter(lowest(column(-7, 4, -7), requests=column(0, 0, 0), rng=rng)[0] for _ in range(2000))
+    assert set(firsts) == {0, 2}
+    assert abs(firsts[0] - 1000) < 120
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_remaining_ties_are_uniform(place: int) -> None:
+    """Chi-square of 8 equal rows, 7 degrees of freedom: 24.3 is the 0.1% point."""
+    rng = random.Random(11)
+    counts = Counter(lowest(np.zeros(8), requests=np.zeros(8), rng=rng)[place] for _ in range(8000))
+    assert sum((counts[row] - 1000) ** 2 / 1000 for row in range(8)) < 24.3
+
+
+def test_mask_excludes() -> None:
+    mask = np.array([False, True, False])
+    assert lowest(column(1, 2, 3), requests=np.zeros(3), rng=random.Random(1), mask=mask) == [1]
+    assert lowest(column(1, 2, 3), requests=np.zeros(3), rng=random.Random(1), mask=mask & False) == []
+
+
+def test_nothing_to_choose_from() -> None:
+    empty = np.zeros(0)
+    rng = random.Random(1)
+    assert lowest(empty, requests=empty, rng=rng) == []
+    assert least_request(in_flight=empty, rng=rng) == []
+    assert round_robin(after=-1, length=0) == []
+    assert uniform(length=0, rng=rng) == []
+    assert sal(1.0, queued=empty, free=empty, max_tokens_per_batch=empty, beta=1.0).tolist() == []
+    assert (
+        sal_plus(
+            1.0,
+            queued=empty,
+            free=empty,
+            total=empty,
+            kv=empty,
+            speed=empty,
+            max_tokens_per_batch=empty,
+            kv_weight=1,
+            knee=1,
+        ).tolist()
+        == []
+    )
+
+
+@given(
+    figures=st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2), st.booleans()), max_size=9),
+    seed=st.integers(0, 99),
+)
+def test_lowest_agrees_with_sorting(figures: list[tuple[int, int, bool]], seed: int) -> None:
+    scores, requests = column(*(f[0] for f in figures)), column(*(f[1] for f in figures))
+    mask = np.array([f[2] for f in figures], dtype=np.bool_)
+    rows = lowest(scores, requests=requests, rng=random.Random(seed), mask=mask)
+    expected = sorted((f[0], f[1]) for f in figures if f[2])[:2]
+    assert [(scores[row], requests[row]) for row in rows] == expected
+    assert len(set(rows)) == len(rows)
+    assert all(mask[row] for row in rows)
+
+
+def test_least_request_prefers_fewer_in_flight_of_two_draws() -> None:
+    """With replacement, as Envoy draws: the busiest of 4 is chosen only when both draws hit it, 1 time in 16."""
+    rng = random.Random(3)
+    counts = Counter(least_request(in_flight=column(0, 1, 2, 3), rng=rng)[0] for _ in range(16_000))
+    for row, expected in enumerate([7000, 5000, 3000, 1000]):
+        assert abs(counts[row] - expected) < 250
+
+
+def test_least_request_gives_two_distinct_rows_within_the_mask() -> None:
+    mask = np.array([True, False, True])
+    rng = random.Random(3)
+    for _ in range(100):
+        assert sorted(least_request(in_flight=np.zeros(3), rng=rng, mask=mask)) == [0, 2]
+    assert least_request(in_flight=np.zeros(3), rng=rng, mask=np.array([False, True, False])) == [1]
+
+
+def test_round_robin_takes_turns_and_skips() -> None:
+    assert round_robin(after=-1, length=3) == [0, 1]
+    assert round_robin(after=2, length=3) == [0, 1]
+    assert round_robin(after=1, length=3) == [2, 0]
+    assert round_robin(after=0, length=3, mask=np.array([True, False, True])) == [2, 0]
+
+
+def test_random_is_uniform_and_distinct() -> None:
+    rng = random.Random(2)
+    pairs = [uniform(length=4, rng=rng) for _ in range(12_000)]
+    counts = Counter(map(tuple, pairs))
+    assert len(counts) == 12
+    assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 31.3  # 11 degrees of freedom, 0.1%
+    assert uniform(length=1, rng=rng) == [0]

@@ -1,0 +1,312 @@
+"""The emulated engine's core under a virtual clock: equal to a plain reference, step for step."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halffull_lab.engine import Engine
+from halffull_lab.engine_requests import EngineLimits, Prompt, PromptRefusedError
+from halffull_lab.latency import PROFILES
+from halffull_larry.ordering import POLICIES, make_ordering
+from tests.lab.engine.reference import ReferenceEngine
+from tests.lab.engine.virtual import Arrival, make_engine, run
+
+CUMULATIVE = (
+    "steps",
+    "busy_seconds",
+    "computed_tokens",
+    "first_tokens",
+    "ttft_seconds",
+    "prompt_tokens",
+    "generation_tokens",
+    "requests",
+)
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> EngineLimits:
+    seqs = draw(st.integers(1, 12))
+    return EngineLimits(
+        max_num_seqs=seqs,
+        max_tokens_per_batch=draw(st.integers(seqs, 40)),
+        max_model_len=80,
+        block_size=draw(st.sampled_from([1, 4, 16])),
+        total_blocks=draw(st.integers(6, 40)),
+    )
+
+
+class Lockstep:
+    """The engine and the reference, told the same, compared after everything."""
+
+    def __init__(self, policy: str, limits: EngineLimits) -> None:
+        latency = PROFILES["70b-2xh100"].latency
+        self.engine = Engine(latency=latency, limits=limits, ordering=make_ordering(policy))
+        self.reference = ReferenceEngine(limits=limits, ordering=make_ordering(policy))
+        self.now = 0.0
+        self.wanted: dict[str, int] = {}
+        self.done: dict[str, int] = {}
+        self.aborted: set[str] = set()
+        self.before = self.engine.snapshot
+
+    def compare(self) -> None:
+        before, now = self.before, self.engine.snapshot
+        self.before = now
+        assert 0 <= now.free_tokens <= now.total_tokens
+        assert now.free_tokens == self.reference.free * self.engine.limits.block_size
+        assert now.computed_tokens == self.reference.computed
+        assert now.steps == self.reference.steps
+        assert now.running == len(self.reference.running)
+        assert now.waiting == len(self.engine.requests) - now.running
+        assert all(getattr(now, name) >= getattr(before, name) for name in CUMULATIVE)
+        running = [sequence.request_id for sequence in self.reference.running]
+        assert [request.request_id for request in self.engine._running] == running
+
+    def add(self, request_id: str, prompt: int, output: int) -> None:
+        limits = self.engine.limits
+        try:
+            self.engine.add(request_id, prompt=Prompt(prompt), output_tokens=output, arrival=self.now, interval=1)
+        except PromptRefusedError:
+            longest = min(limits.max_model_len, limits.total_blocks * limits.block_size + 1)
+            assert prompt + output > longest
+            return
+        self.reference.add(request_id, prompt, output, self.now)
+        self.wanted[request_id] = output
+
+    def abort(self, request_id: str) -> None:
+        if request_id not in self.done:
+            self.aborted.add(request_id)
+        self.engine.abort(request_id, self.now)
+        self.reference.abort(request_id)
+
+    def step(self, abort_within: str | None = None) -> None:
+        plan, expected = self.engine.step_begin(self.now), self.reference.schedule(self.now)
+        if plan is None or expected is None:
+            assert plan is expected
+            return
+        prefill, decodes, context, admitted, preempted = expected
+        assert plan[1:] == (prefill, decodes, admitted, preempted)
+        assert self.engine._context == context
+        assert self.engine.snapshot.queued_tokens == self.reference.queued
+        self.compare()
+        if abort_within is not None:
+            self.engine.abort(abort_within, self.now)
+        self.now += plan.duration
+        outputs = self.engine.step_end(self.now)
+        news = self.reference.finish_step()
+        assert {one.request.request_id: (one.generated, one.finished) for one in outputs} == news
+        self.done |= {request_id: count for request_id, (count, last) in news.items() if last}
+        if abort_within is not None:
+            self.abort(abort_within)
+        self.compare()
+
+    def drain(self) -> None:
+        for _ in range(5_000):
+            if not self.engine.requests:
+                return
+            self.step()
+        raise AssertionError("it does not come to an end")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    policy=st.sampled_from(POLICIES),
+    limits=limits(),
+    script=st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(1, 60), st.integers(1, 20)),
+            st.tuples(st.just("add"), st.integers(1, 10), st.integers(1, 40)),
+            st.tuples(st.just("abort"), st.integers(0, 99), st.booleans()),
+            st.tuples(st.just("step"), st.just(0), st.just(0)),
+            st.tuples(st.just("step"), st.just(0), st.just(0)),
+        ),
+        max_size=80,
+    ),
+)
+def test_equals_the_reference_step_for_step(
+    policy: str, limits: EngineLimits, script: list[tuple[str, int, int]]
+) -> None:
+    both = Lockstep(policy, limits)
+    for number, (name, one, other) in enumerate(script):
+        if name == "add":
+            both.add(str(number), one, other)
+        elif name == "step":
+            both.step()
+        elif both.wanted:
+            victim = sorted(both.wanted)[one % len(both.wanted)]
+            if other:
+                both.step(abort_within=victim)
+            else:
+                both.abort(victim)
+    both.drain()
+    # Everyone who was not aborted got exactly what they asked for.
+    assert both.done.items() <= both.wanted.items()
+    assert both.wanted.keys() - both.aborted <= both.done.keys()
+    # No trace is left of anybody.
+    engine, snapshot = both.engine, both.engine.snapshot
+    assert snapshot.free_tokens == snapshot.total_tokens
+    assert snapshot.queued_tokens == snapshot.running == snapshot.waiting == len(engine.ordering) == 0
+    assert not engine._calendar
+    assert engine._context == engine._decodes == sum(engine._growing) == 0
+    assert snapshot.requests == len(both.done)
+    assert snapshot.generation_tokens == sum(both.done.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=8),
+    interval=st.integers(1, 9),
+)
+def test_a_stream_hears_of_the_first_token_then_of_every_kth_and_of_the_last(
+    requests: list[tuple[int, int]], interval: int
+) -> None:
+    engine = make_engine(total_blocks=10, max_model_len=80)  # small enough to preempt
+    for number, (prompt, output) in enumerate(requests):
+        engine.add(str(number), prompt=Prompt(prompt), output_tokens=output, arrival=0.0, interval=interval)
+    heard: dict[str, list[int]] = {}
+    now = 0.0
+    while (plan := engine.step_begin(now)) is not None:
+        now += plan.duration
+        for output in engine.step_end(now):
+            heard.setdefault(output.request.request_id, []).append(output.generated)
+    for number, (_, output) in enumerate(requests):
+        regular = {*range(1, output, interval), output}
+        # The end of a repeated prefill gives a token, and is told of, too.
+        assert set(heard[str(number)]) >= regular
+        assert heard[str(number)] == sorted(set(heard[str(number)]))
+        if not engine.totals.preemptions:
+            assert heard[str(number)] == sorted(regular)
+
+
+def test_a_step_takes_what_the_formula_says() -> None:
+    big = PROFILES["70b-2xh100"].latency
+    # 100 decodes over 50,000 tokens and a chunk of 900 at offset 1,000, in ms.
+    n = 1_000
+    expected = (2.5 + 0.052 * n + 0.7 + 0.0125 * n + 0.4) + (1.5 + 0.008 * n) + 0.7 + 0.55 + 4.9e-5 * 50_000
+    pairs = 900 * (1_000 + 450)
+    seconds = big.step_seconds(prefill_tokens=900, decodes=100, decode_context=50_000, prefill_pairs=pairs)
+    assert seconds * 1e3 == pytest.approx(expected + 1.8e-6 * pairs + 2.0)
+    small = PROFILES["8b-a100"].latency
+    seconds = small.step_seconds(prefill_tokens=0, decodes=1, decode_context=100)
+    assert seconds * 1e3 == pytest.approx(13.0 + 0.87 + 0.906 + 0.6 + 0.0055 + 0.0108 + 2.0)
+
+
+def test_one_request_alone_is_chunked_and_timed() -> None:
+    engine = make_engine()
+    (request,) = run(engine, [Arrival(5.0, 2_500, 3)])
+    latency = engine.latency
+
+    def chunk(size: int, offset: int) -> float:
+        return latency.step_seconds(
+            prefill_tokens=size, decodes=0, decode_context=0, prefill_pairs=size * (offset + size / 2)
+        )
+
+    first = 5.0 + chunk(1024, 0) + chunk(1024, 1024) + chunk(452, 2048)
+    assert request.first_token_at == pytest.approx(first)
+    decode = [latency.step_seconds(prefill_tokens=0, decodes=1, decode_context=context) for context in (2500, 2501)]
+    assert request.finished_at == pytest.approx(first + sum(decode))
+    snapshot = engine.snapshot
+    assert (snapshot.steps, snapshot.computed_tokens, snapshot.first_tokens) == (5, 2_502, 1)
+    assert snapshot.ttft_seconds == pytest.approx(first - 5.0)
+    assert engine.totals.itl_seconds == pytest.approx(sum(decode))
+    assert engine.totals.itl_count == 2
+
+
+def test_slowdown_stretches_every_step() -> None:
+    fast, slow = make_engine(), make_engine()
+    slow.slowdown = 2.0
+    (one,), (other,) = run(fast, [Arrival(0.0, 100, 10)]), run(slow, [Arrival(0.0, 100, 10)])
+    assert other.finished_at == pytest.approx(2 * (one.finished_at or 0))
+    assert slow.snapshot.busy_seconds == pytest.approx(2 * fast.snapshot.busy_seconds)
+
+
+def test_a_head_that_does_not_fit_stops_admission() -> None:
+    engine = make_engine("FCFS", total_blocks=100)
+    engine.add("running", prompt=Prompt(800), output_tokens=100, arrival=0.0)
+    engine.step_begin(0.0)
+    engine.step_end(0.1)
+    engine.add("giant", prompt=Prompt(900), output_tokens=2, arrival=0.1)
+    engine.add("small", prompt=Prompt(16), output_tokens=2, arrival=0.2)
+    plan = engine.step_begin(0.2)
+    assert plan is not None
+    assert (plan.admitted, engine.snapshot.waiting) == (0, 2)
+
+
+def test_larry_lets_the_small_one_pass() -> None:
+    engine = make_engine("LARRY", total_blocks=100)
+    engine.add("running", prompt=Prompt(800), output_tokens=100, arrival=0.0)
+    engine.step_begin(0.0)
+    engine.step_end(0.1)
+    engine.add("giant", prompt=Prompt(900), output_tokens=2, arrival=0.1)
+    engine.add("small", prompt=Prompt(16), output_tokens=2, arrival=0.2)
+    plan = engine.step_begin(0.2)
+    assert plan is not None
+    assert (plan.admitted, engine.snapshot.waiting) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "says"),
+    [(0, 1, "empty"), (10, 0, "max_tokens"), (16_384, 1, "maximum context length is 16384"), (1_590, 20, "KV cache")],
+)
+def test_what_can_never_run_is_refused(prompt: int, output: int, says: str) -> None:
+    engine = make_engine(total_blocks=100)
+    with pytest.raises(PromptRefusedError, match=says):
+        engine.add("a", prompt=Prompt(prompt), output_tokens=output, arrival=0.0)
+    assert not engine.requests
+    assert len(engine.ordering) == 0
+
+
+def test_a_prompt_counts_once_whatever_n() -> None:
+    engine = make_engine()
+    prompt = Prompt(100, children=3)
+    for index, output in enumerate((5, 7, 9)):
+        engine.add(f"{index}_a", prompt=prompt, output_tokens=output, arrival=0.0)
+    run(engine, [])
+    snapshot = engine.snapshot
+    assert (snapshot.requests, snapshot.prompt_tokens, snapshot.generation_tokens) == (1, 100, 21)
+
+
+def test_an_aborted_child_keeps_its_prompt_from_counting() -> None:
+    engine = make_engine()
+    prompt = Prompt(100, children=2)
+    for index in range(2):
+        engine.add(f"{index}_a", prompt=prompt, output_tokens=5, arrival=0.0)
+    engine.abort("1_a", 0.0)
+    run(engine, [])
+    assert (engine.snapshot.requests, engine.snapshot.prompt_tokens) == (0, 0)
+
+
+def test_steps_must_alternate() -> None:
+    engine = make_engine()
+    with pytest.raises(RuntimeError):
+        engine.step_end(0.0)
+    assert engine.step_begin(0.0) is None
+    engine.add("a", prompt=Prompt(1), output_tokens=1, arrival=0.0)
+    with pytest.raises(ValueError, match="already"):
+        engine.add("a", prompt=Prompt(1), output_tokens=1, arrival=0.0)
+    engine.step_begin(0.0)
+    with pytest.raises(RuntimeError):
+        engine.step_begin(0.0)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"max_num_seqs": 0}, {"max_num_seqs": 2_000}, {"block_size": 0}, {"total_blocks": 0}, {"max_model_len": 0}]
+)
+def test_limits_are_checked(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        make_engine(**bad)
+
+
+def test_a_step_costs_little_however_many_run() -> None:
+    engine = make_engine()
+    for number in range(200):
+        engine.add(str(number), prompt=Prompt(100), output_tokens=1_000, arrival=0.0)
+    now = 0.0
+    begun = time.process_time()
+    while (plan := engine.step_begin(now)) is not None:
+        now += plan.duration
+        engine.step_end(now)
+    steps = engine.snapshot.steps
+    assert steps > 1_000
+    assert (time.process_time() - begun) / steps < 200e-6  # about 10 µs; a loop over 200 requests would not make it
