@@ -1,5 +1,6 @@
 """Every order against a brute-force evaluation of its rule, under any interleaving."""
 
+import statistics
 import time
 from dataclasses import dataclass, field
 
@@ -7,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halffull_larry.lanes import _RunningMedian
 from halffull_larry.ordering import FCFS, LARRY, POLICIES, LARRYPlus, Ordering, make_ordering, memory
+from halffull_larry.waiting import LazyHeap
 
 # Multiples of 1/8 s: sums and products below are exact, so that ties are ties on both sides.
 times = st.integers(0, 4_000).map(lambda eighths: eighths / 8)
@@ -57,6 +60,7 @@ class Brute:
             self.virtual.remove(entry)
         elif not entry.preempted:
             self.credit += entry.tokens
+        self.serve()
 
     def find(self, request_id: str) -> Waiting:
         return next(entry for entry in self.waiting if entry.request_id == request_id)
@@ -66,13 +70,16 @@ class Brute:
             if entry.preempted:
                 continue
             self.credit += entry.tokens
-            while self.virtual and self.virtual[0].tokens <= self.credit:
-                head = self.virtual.pop(0)
-                self.credit -= head.tokens
-                self.delays.append((self.now, self.now - head.arrival))
+            self.serve()
         self.popped.clear()
         self.now = now
         self.queue_len = len(self.waiting)
+
+    def serve(self) -> None:
+        while self.virtual and self.virtual[0].tokens <= self.credit:
+            head = self.virtual.pop(0)
+            self.credit -= head.tokens
+            self.delays.append((self.now, self.now - head.arrival))
 
     def bound(self) -> float:
         delays = [delay for at, delay in self.delays if at >= self.now - 1800]
@@ -148,11 +155,24 @@ def test_equals_brute_force(policy: str, alpha: float, script: list[tuple[object
         assert ordering.peek() == brute.best()
         assert len(ordering) == len(brute.waiting)
         assert set(ordering) == {entry.request_id for entry in brute.waiting}
+    for request_id in list(ordering):
+        ordering.remove(request_id)
+    ordering.start_step(brute.now)
+    if isinstance(ordering, LARRYPlus):  # all tokens are accounted for
+        assert not ordering._delay._queue
+        assert ordering._delay._credit == 0
 
 
 def fill(ordering: Ordering, *requests: tuple[str, float, int]) -> None:
     for request_id, arrival, tokens in requests:
         ordering.add(request_id, arrival=arrival, tokens=tokens)
+
+
+def heaps(ordering: Ordering) -> list[LazyHeap]:
+    if isinstance(ordering, FCFS):
+        return list(ordering._tiers.values())
+    assert isinstance(ordering, LARRYPlus)
+    return [heap for lanes in ordering._tiers.values() for heap in (lanes.short, lanes.long, lanes.by_age)]
 
 
 def drain(ordering: Ordering) -> list[str]:
@@ -268,6 +288,40 @@ def test_larry_plus_forgets_delays_after_its_window() -> None:
     assert ordering._bound == 0.25
 
 
+def test_larry_plus_does_not_wait_for_the_aborted() -> None:
+    ordering = LARRYPlus()
+    fill(ordering, ("s", 0.0, 10), ("old", 0.0, 1_000))
+    ordering.start_step(0.0)
+    ordering.pop()
+    fill(ordering, *((f"quick{number}", 0.0, 10) for number in range(100)))
+    ordering.start_step(0.0)
+    for _ in range(100):
+        ordering.pop()
+    ordering.start_step(0.0)
+    ordering.remove("old")  # served with the others' tokens in the virtual queue, where they still stand
+    ordering.start_step(50.0)
+    assert ordering._bound == 0.25
+
+
+def test_the_median_is_of_the_last_arrivals() -> None:
+    rolling = _RunningMedian(5)
+    values = [number * 37 % 23 for number in range(60)]
+    for index, value in enumerate(values):
+        rolling.add(value)
+        assert rolling.value == statistics.median_low(values[max(0, index - 4) : index + 1])
+
+
+@pytest.mark.parametrize("policy", ["FCFS", "LARRYPlus"])
+def test_putting_back_for_ever_costs_no_memory(policy: str) -> None:
+    ordering = make_ordering(policy)
+    fill(ordering, ("skipped", 0.0, 10), ("other", 0.1, 10))
+    for step in range(1_000):
+        ordering.start_step(float(step))
+        assert ordering.pop() == "skipped"
+        ordering.put_back("skipped")
+    assert all(len(heap._heap) <= 2 for heap in heaps(ordering))
+
+
 def test_larry_plus_learns_its_rate_from_the_engine() -> None:
     def order(ordering: LARRYPlus) -> list[str]:
         fill(ordering, ("x", 0.0, 10), ("y", 0.0, 11), ("z", 0.0, 12), ("wide", 0.0, 2_000), ("later", 0.05, 1_900))
@@ -289,12 +343,7 @@ def test_heaps_do_not_keep_the_removed(policy: str) -> None:
     for number in range(5_000):
         ordering.add(str(number), arrival=1.0 + number, tokens=1_000)
         ordering.remove(str(number))
-    heaps = (
-        list(ordering._tiers.values())
-        if isinstance(ordering, FCFS)
-        else [heap for lanes in ordering._tiers.values() for heap in (lanes.short, lanes.long, lanes.by_age)]
-    )
-    assert all(len(heap._heap) < 100 for heap in heaps)
+    assert all(len(heap._heap) < 100 for heap in heaps(ordering))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -65,6 +65,7 @@ def test_age_is_never_negative_and_boot_ids_differ() -> None:
 
 class Served:
     def __init__(self, server: LoadServer) -> None:
+        self.server = server
         self.port = server.port
         self.body: bytes | None = b'{"a":1}'
         self.calls = 0
@@ -168,13 +169,16 @@ def test_a_report_that_fails_is_a_500_and_the_thread_lives(served: Served) -> No
 
 def test_stuck_clients_make_room_for_others_and_the_active_one_stays(served: Served) -> None:
     clients = [served.connect() for _ in range(20)]
+    same: socket.socket | None = None
     poller = http.client.HTTPConnection("127.0.0.1", served.port, timeout=5)
     try:
         for _ in range(150):
             clients.append(served.connect())
             clients[-1].sendall(b"GET /load HTT")
             poller.request("GET", "/load")
-            assert poller.getresponse().read() == b'{"a":1}'  # on the same connection throughout
+            assert poller.getresponse().read() == b'{"a":1}'
+            same = same or poller.sock
+            assert poller.sock is same
         assert clients[0].recv(1) == b""
     except ConnectionResetError:
         pass  # the first client's, closed with its half request unread
@@ -190,7 +194,8 @@ def test_a_client_that_never_reads_holds_up_nobody(served: Served) -> None:
         client.settimeout(0.2)
         with pytest.raises(TimeoutError):
             client.sendall(b"GET /load HTTP/1.1\r\n\r\n" * 2_000_000)
-        assert served.calls < 500  # it stopped making answers that nobody takes
+        assert served.calls < 500  # it stopped making answers that nobody takes, and reading
+        assert all(len(connection._buffer) < 1_000_000 for connection in served.server._connections)
         assert served.get()[0] == 200
 
 

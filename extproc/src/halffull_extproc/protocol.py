@@ -24,19 +24,22 @@ _FIRST_SERVER_ERROR = 500
 class PickHook(Protocol):
     """Chooses the endpoints of a request and charges them in the same step; None: none is eligible."""
 
-    def __call__(self, *, body_bytes: int | None, subset: Collection[str] | None) -> Pick | None: ...
+    def __call__(self, *, body_bytes: int | None, subset: Collection[str] | None) -> Pick | None:
+        """`body_bytes`: by Content-Length, None when chunked. `subset`: the only addresses allowed, None: all."""
 
 
 class CloseHook(Protocol):
     """Takes back what a pick charged. `body_bytes` is the body's true size where its bytes passed, else None."""
 
-    def __call__(self, pick: Pick, *, body_bytes: int | None) -> None: ...
+    def __call__(self, pick: Pick, *, body_bytes: int | None) -> None:
+        """Close `pick`; called once."""
 
 
 class OutcomeHook(Protocol):
     """Learns which endpoint answered."""
 
-    def __call__(self, outcome: Outcome) -> None: ...
+    def __call__(self, outcome: Outcome) -> None:
+        """Take note."""
 
 
 class State(enum.Enum):
@@ -103,13 +106,13 @@ class Stream:
             if kind is Kind.RESPONSE_HEADERS:
                 self._response_headers(request)
             return [wire.GO_ON[kind]]
-        except Exception as error:  # noqa: BLE001 - hooks are the pool's code: their bug must cost one request, not the server
+        except Exception as error:  # noqa: BLE001 - a bug of the pool must cost one request, not the server
             self.failure = error
             self.state = State.FAILED
             return []
 
     def closed(self) -> None:
-        """Say that the stream has ended, however it did. Idempotent; runs the close hook if there is a pick to close."""
+        """Say that the stream has ended, however it did: closes the pick, if there is one. Idempotent."""
         self.state = State.CLOSED
         pick, self._pick = self._pick, None
         if pick is not None:
@@ -118,7 +121,7 @@ class Stream:
 
     def _request_headers(self, request: wire.Request) -> bytes:
         if self._pick is not None:  # repeated: the first pick stands, and is charged once
-            return wire.pick_answer(self._pick.addresses)
+            return _answer(request, self._pick)
         self._learn_body_modes(request)
         subset = request.subset()
         pick = None
@@ -129,7 +132,7 @@ class Stream:
             return wire.unavailable_answer(NO_ENDPOINT if subset is None else NONE_ELIGIBLE)
         self._pick = pick
         self.state = State.PICKED
-        return wire.pick_answer(pick.addresses)
+        return _answer(request, pick)
 
     def _body(self, request: wire.Request, kind: Kind) -> list[bytes]:
         self._learn_body_modes(request)
@@ -168,3 +171,9 @@ class Stream:
         modes = request.body_is_streamed_back()
         if modes is not None:
             self._streamed_back = modes
+
+
+def _answer(request: wire.Request, pick: Pick) -> bytes:
+    """Name the endpoints; serialised messages merge when they are joined."""
+    answer = wire.pick_answer(pick.addresses)
+    return answer + wire.UNTIL_THE_END if request.sends_headers_only() else answer

@@ -6,6 +6,7 @@ messages would add to it.
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a second picker on the port is a mistake that should show
 )
 _WATCH_INTERVAL = 1.0  # s
+_LOG_INTERVAL = 1.0  # s between two tracebacks: writing one takes as long as many picks, and picks wait 100 ms at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class Server:
         self._stopping = False
         self._streams: dict[asyncio.Task[Any], Stream | None] = {}
         self._servers: list[Any] = []
+        self._logged_at = -math.inf
 
     @property
     def streams(self) -> int:
@@ -154,9 +157,8 @@ class Server:
             del self._streams[task]
             try:
                 stream.closed()
-            except Exception:
-                self.counts["pick", "failed"] += 1
-                _log.exception("closing a pick failed")
+            except Exception as error:  # noqa: BLE001 - the pool's bug must not end the server's task
+                self._failed("pick", "closing a pick failed", error)
 
     async def _fail(self, stream: Stream, context: Any) -> None:
         """End the stream with an error, so that the gateway's failure mode decides about the request."""
@@ -164,8 +166,7 @@ class Server:
             self.counts["pick", "malformed"] += 1
             _log.warning("a gateway sent what is no ProcessingRequest", peer=context.peer())
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a ProcessingRequest")
-        self.counts["pick", "failed"] += 1
-        _log.error("a pick failed; the gateway's failure mode decides", exc_info=stream.failure)
+        self._failed("pick", "a pick failed; the gateway's failure mode decides", stream.failure)
         await context.abort(grpc.StatusCode.INTERNAL, "the pick failed")
 
     async def _discovery(self, requests: Any, context: Any) -> None:
@@ -177,16 +178,22 @@ class Server:
         with self._ended_politely():
             async for message in requests:
                 for entry in entries(message):
-                    self._logged(entry)
+                    self._take(entry)
         return b""
 
-    def _logged(self, entry: AccessLogEntry) -> None:
+    def _take(self, entry: AccessLogEntry) -> None:
         try:
             self._hooks.outcome(entry.outcome)
             self._hooks.access_log(entry)
-        except Exception:
-            self.counts["access_log", "failed"] += 1
-            _log.exception("an access log entry was not taken")
+        except Exception as error:  # noqa: BLE001 - one odd entry must not end the stream of all
+            self._failed("access_log", "an access log entry was not taken", error)
+
+    def _failed(self, what: str, message: str, error: Exception | None) -> None:
+        self.counts[what, "failed"] += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_at >= _LOG_INTERVAL:
+            self._logged_at = now
+            _log.error(message, exc_info=error, failures=self.counts[what, "failed"])
 
     @contextlib.contextmanager
     def _ended_politely(self) -> Any:
@@ -211,7 +218,7 @@ class Server:
     def _holds(self, check: Callable[[], bool], name: str) -> bool:
         try:
             return check()
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged, and an answer in itself
             _log.exception("a health check raised", check=name)
             return False
 
@@ -254,9 +261,7 @@ def _credentials(tls: TlsFiles | SelfSigned) -> Any:
         pair = files.changed()
         return None if pair is None else _configuration(pair)
 
-    return grpc.dynamic_ssl_server_credentials(
-        _configuration(files.pair), changed, require_client_authentication=False
-    )
+    return grpc.dynamic_ssl_server_credentials(_configuration(files.pair), changed, require_client_authentication=False)
 
 
 def _configuration(pair: KeyPair) -> Any:

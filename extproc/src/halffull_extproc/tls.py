@@ -1,6 +1,6 @@
 """TLS of the picker's gRPC port: given files, read anew when they change, or a self-signed certificate."""
 
-import datetime
+import datetime as dt
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,8 @@ from cryptography.x509.oid import NameOID
 _log = structlog.get_logger(__name__)
 
 _NAME = "halffull-extproc"
-_VALID = datetime.timedelta(days=3650)  # made anew at every start
-_BACKDATED = datetime.timedelta(hours=1)  # clocks of two machines differ
+_VALID = dt.timedelta(days=3650)  # made anew at every start
+_BACKDATED = dt.timedelta(hours=1)  # clocks of two machines differ
 
 
 class TlsError(ValueError):
@@ -49,7 +49,7 @@ def self_signed() -> KeyPair:
     """Make a certificate for localhost and loopback addresses."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     names = [
         x509.DNSName(_NAME),
         x509.DNSName("localhost"),

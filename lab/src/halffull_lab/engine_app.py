@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from halffull_lab.engine import Engine
@@ -21,6 +21,7 @@ from halffull_lab.latency import PROFILES
 from halffull_lab.openai_api import Answer, ApiError, Generation, parse_generation, parse_json, text_tokens
 from halffull_larry.ordering import make_ordering
 from halffull_larry.report import Identity, render
+from halffull_larry.snapshot import Snapshot
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -132,7 +133,16 @@ class EngineApp:
         """The body of `GET /load`; any thread may ask. None under the fault `hang_load`."""
         if self._load_hangs:
             return None
-        return render(self.identity, self.engine.snapshot, now=self.loop.now())
+        return render(self.identity, self._snapshot(), now=self.loop.now() / self.options.speed)
+
+    def _snapshot(self) -> Snapshot:
+        """The engine's load in the seconds of whoever polls: to them it is a GPU that is `speed` times faster."""
+        snapshot, speed = self.engine.snapshot, self.options.speed
+        return snapshot._replace(
+            taken=snapshot.taken / speed,
+            busy_seconds=snapshot.busy_seconds / speed,
+            ttft_seconds=snapshot.ttft_seconds / speed,
+        )
 
     def close(self) -> None:
         """End every answer that is under way."""
@@ -256,11 +266,12 @@ class EngineApp:
         await _respond(send, 200, json.dumps({"object": "list", "data": [card]}).encode())
 
     async def _metrics(self, _: Receive, send: Send) -> None:
+        totals, speed = self.engine.totals, self.options.speed
         text = exposition(
             model=self.options.model,
             limits=self.engine.limits,
-            snapshot=self.engine.snapshot,
-            totals=self.engine.totals,
+            snapshot=self._snapshot(),
+            totals=replace(totals, itl_seconds=totals.itl_seconds / speed, e2e_seconds=totals.e2e_seconds / speed),
             started=self._started,
             late=(self.loop.late_max, self.loop.late_total),
         )

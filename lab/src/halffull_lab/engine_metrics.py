@@ -1,6 +1,7 @@
 """The emulated engine's /metrics, in Prometheus' text format, under vLLM's names and labels. Pure.
 
-Of vLLM's histograms it has sum, count and the one bucket that the format demands. All times are virtual seconds.
+Of vLLM's histograms it has sum, count and the one bucket that the format demands. Times are the
+seconds of whoever reads, except how late the emulation ran, which is in virtual ones.
 """
 
 import json

@@ -1,6 +1,7 @@
 """`halffull engine`: an emulated vLLM server. OpenAI's API on one port, the load report on another.
 
-Times of the engine are virtual: `--speed` seconds of them pass per second.
+The engine's own times are virtual: `--speed` seconds of them pass per second. What it says of itself (load report,
+/metrics) is in real seconds, as from a GPU that is so much faster.
 """
 
 import argparse

@@ -87,10 +87,8 @@ def quantiles(values: NDArray[np.float64], qs: Sequence[float]) -> list[float]:
     found = []
     for place, (lower, upper) in zip(places, pairs, strict=True):
         below, above, weight = float(ordered[lower]), float(ordered[upper]), place - lower
-        if weight == 0 or below == above:
-            found.append(below)
-        else:
-            found.append(math.inf if math.isinf(above) else below + weight * (above - below))
+        # ∞ − ∞ and 0 · ∞ are nan.
+        found.append(below if weight == 0 or below == above else below + weight * (above - below))
     return found
 
 

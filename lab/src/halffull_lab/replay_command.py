@@ -12,8 +12,8 @@ from rich.table import Table
 
 from halffull_lab.figures import percentiles
 from halffull_lab.replay import Replay, Run, Target, bottlenecks
-from halffull_lab.report import seconds
 from halffull_lab.results import Result, measure, run_json
+from halffull_lab.table import seconds
 from halffull_lab.traces import BUNDLED, Trace, load_trace
 
 TRACE_HELP = (

@@ -25,14 +25,18 @@ class _FCFSDelay:
     def arrived(self, entry: Entry) -> None:
         self._queue[entry] = None
 
-    def withdrawn(self, entry: Entry) -> None:
+    def withdrawn(self, entry: Entry, now: float) -> None:
         if entry in self._queue:
             del self._queue[entry]
         else:
             self._credit += entry.tokens  # served in the virtual queue with tokens that it will never take itself
+        self._serve(now)
 
     def dispatched(self, tokens: int, now: float) -> None:
         self._credit += tokens
+        self._serve(now)
+
+    def _serve(self, now: float) -> None:
         while self._queue:
             head = next(iter(self._queue))
             if head.tokens > self._credit:
@@ -110,7 +114,7 @@ class LARRYPlus(Ordering):
 
     def _withdrawn(self, entry: Entry) -> None:
         if not entry.preempted:
-            self._delay.withdrawn(entry)
+            self._delay.withdrawn(entry, self._now)
 
     def _dispatched(self, entries: list[Entry]) -> None:
         for entry in entries:

@@ -43,8 +43,7 @@ class Engine:
     async def end(self) -> None:
         for task in list(self._tasks):
             task.cancel()
-        while self._tasks:
-            await asyncio.sleep(0.001)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (tables of messages read better with one a line)
 import asyncio
 import contextlib
 import os
@@ -112,9 +113,7 @@ class Told:
 @contextlib.asynccontextmanager
 async def watched(path: Path) -> AsyncIterator[Told]:
     told = Told()
-    source = EndpointsFile(
-        path=path, load_port=9400, ranks=None, changed=told.changed, trouble=told.say, interval=0.01
-    )
+    source = EndpointsFile(path=path, load_port=9400, ranks=None, changed=told.changed, trouble=told.say, interval=0.01)
     task = asyncio.create_task(source.run())
     try:
         yield told

@@ -10,8 +10,8 @@ from halffull_extproc.load_report import LoadReport, ReportError, decode_load_re
 from .reports import REPORT, report
 
 SUMMED = (
-    "queued_tokens", "free_tokens", "total_tokens", "running", "waiting", "max_tokens_per_batch", "steps", "busy_seconds",
-    "computed_tokens", "first_tokens", "ttft_seconds", "prompt_tokens", "generation_tokens", "requests",
+    "queued_tokens", "free_tokens", "total_tokens", "running", "waiting", "max_tokens_per_batch", "steps",
+    "busy_seconds", "computed_tokens", "first_tokens", "ttft_seconds", "prompt_tokens", "generation_tokens", "requests",
 )  # fmt: skip
 
 

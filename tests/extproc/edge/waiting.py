@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], *, within: float = 10.0, what: str = "") -> None:
+async def until(condition: Callable[[], object], *, within: float = 20.0, what: str = "") -> None:
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, f"not within {within} s: {what or condition}"

@@ -30,7 +30,12 @@ async def gateway(tmp_path: Path, socket_folder: Path) -> AsyncIterator[StartGat
     async with AsyncExitStack() as stack:
 
         async def start(
-            *, engines: int = 2, host: str = "127.0.0.1", policy: Policy = Policy.SAL, fail_open: bool = True, **config: Any
+            *,
+            engines: int = 2,
+            host: str = "127.0.0.1",
+            policy: Policy = Policy.SAL,
+            fail_open: bool = True,
+            **config: Any,
         ) -> Gateway:
             running = [await Engine().start(host) for _ in range(engines)]
             for engine in running:

@@ -1,4 +1,4 @@
-"""A picker with a FakePool as a process: `python picker_process.py '{"listen": …, "endpoints": […], "fail_open": …}'`."""
+"""A picker with a FakePool as a process; its argument is JSON: {"listen": …, "endpoints": […], "fail_open": …}."""
 
 import asyncio
 import json

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -26,10 +26,12 @@ from halffull_extproc.policies import Policy
 from halffull_extproc.pool import Outcome, Pick
 from halffull_extproc.server import Hooks, Server
 from halffull_extproc.tls import SelfSigned, TlsFiles
-from halffull_extproc.xds.access_log import AccessLogEntry
 from halffull_extproc.xds.ads import AdsServer
 from halffull_extproc.xds.bootstrap import bootstrap
 from halffull_extproc.xds.resources import GatewayConfig
+
+if TYPE_CHECKING:
+    from halffull_extproc.xds.access_log import AccessLogEntry
 
 T = TypeVar("T")
 
@@ -190,7 +192,9 @@ class Engine:
             "sha256": digest.hexdigest(),
         }
         if "answer-bytes" in request.headers:  # a body of that size instead, which its sender can know
-            return web.Response(body=pattern(int(request.headers["answer-bytes"])), headers={"sha256": digest.hexdigest()})
+            return web.Response(
+                body=pattern(int(request.headers["answer-bytes"])), headers={"sha256": digest.hexdigest()}
+            )
         return web.json_response(told, status=self.status, headers={"engine": self.address})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
@@ -364,7 +368,9 @@ async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield line.strip()
 
 
-async def start_envoy(folder: Path, picker: Picker | str, *, tls: TlsFiles | SelfSigned | None = None) -> tuple[Envoy, int]:
+async def start_envoy(
+    folder: Path, picker: Picker | str, *, tls: TlsFiles | SelfSigned | None = None
+) -> tuple[Envoy, int]:
     """Start Envoy on our own bootstrap; return it and the port of its readiness listener."""
     admin_port, ready_port = free_port(), free_port()
     listen = picker if isinstance(picker, str) else picker.listen

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -9,14 +10,18 @@ from tests.extproc.envoy.conftest import StartGateway
 from tests.extproc.envoy.stack import Gateway
 
 
-async def raw(running: Gateway, target: str, *, method: str = "GET", head: str = "", body: bytes = b"") -> tuple[int, bytes]:
+async def raw(
+    running: Gateway, target: str, *, method: str = "GET", head: str = "", body: bytes = b""
+) -> tuple[int, bytes]:
     """Send a request target as it is written: client libraries tidy it up."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(f"{method} {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{head}\r\n".encode("latin-1") + body)
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).lower()
+    length = re.search(rb"content-length: (\d+)", answer)
+    content = await asyncio.wait_for(reader.readexactly(int(length[1]) if length else 0), 10)
     writer.close()
     await writer.wait_closed()
-    return int(answer.split(b" ", 2)[1]), answer.partition(b"\r\n\r\n")[2]
+    return int(answer.split(b" ", 2)[1]), content
 
 
 REFUSED = [
@@ -94,13 +99,18 @@ async def test_tricks_that_stay_inside_arrive_in_the_form_that_was_judged(gatewa
 async def test_unknown_endpoints_of_the_api_are_not_rejected(gateway: StartGateway, method: str, path: str) -> None:
     running = await gateway(engines=1)
     multipart = {"content-type": "multipart/form-data; boundary=x"}
-    status, told = await running.ask(path, method=method, data=b"--x--" if method == "POST" else None, headers=multipart)
+    status, told = await running.ask(
+        path, method=method, data=b"--x--" if method == "POST" else None, headers=multipart
+    )
     assert (status, told["path"]) == (200, path)
 
 
 async def test_other_paths_can_be_allowed(gateway: StartGateway) -> None:
     running = await gateway(engines=1, paths=("/v2/*", "/exact"))
-    got = {path: (await raw(running, path))[0] for path in ("/v2/x", "/exact", "/exact/x", "/exacter", "/v1/models", "/health")}
+    got = {
+        path: (await raw(running, path))[0]
+        for path in ("/v2/x", "/exact", "/exact/x", "/exacter", "/v1/models", "/health")
+    }
     assert got == {"/v2/x": 200, "/exact": 200, "/exact/x": 404, "/exacter": 404, "/v1/models": 404, "/health": 404}
 
 
@@ -108,7 +118,10 @@ async def test_too_large_requests_are_refused_by_their_content_length(gateway: S
     running = await gateway(engines=1, max_request_bytes=1000)
     assert (await running.ask(data=b"x" * 1000))[0] == 200
     status, told = await running.ask(data=b"x" * 1001)
-    assert (status, told["error"]["message"]) == (413, "The request is larger than the 1000 bytes that are allowed here.")
+    assert (status, told["error"]["message"]) == (
+        413,
+        "The request is larger than the 1000 bytes that are allowed here.",
+    )
     assert len(running.picker.pool.picks) == 1
 
 

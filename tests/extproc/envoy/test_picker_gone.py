@@ -68,7 +68,7 @@ async def test_failure_mode_changes_live(gateway: StartGateway) -> None:
     for fail_open in (False, True, False):
         running.picker.set_route(Policy.SAL, fail_open=fail_open)
 
-        async def applied(wanted: bool = fail_open) -> bool:
+        async def applied(*, wanted: bool = fail_open) -> bool:
             dump = str(await running.envoy.config_dump())
             return f"'failure_mode_allow': {wanted}" in dump.partition("RoutesConfigDump")[2]
 
@@ -79,7 +79,7 @@ async def test_failure_mode_changes_live(gateway: StartGateway) -> None:
 
 
 @pytest.mark.parametrize("fail_open", [True, False])
-async def test_stopping_picker_leaves_open_streams_intact(gateway: StartGateway, fail_open: bool) -> None:
+async def test_stopping_picker_leaves_open_streams_intact(gateway: StartGateway, *, fail_open: bool) -> None:
     running = await gateway(engines=1, fail_open=fail_open)
     async with running.session.post(running.url + "/v1/stream", data=b"{}") as response:
         stream = lines(response)

@@ -27,8 +27,18 @@ async def test_pick_is_obeyed_and_reported(gateway: StartGateway) -> None:
         assert (status, told["engine"]) == (200, engine.address)
     await _logged(running, 8)
     for entry, engine in zip(pool.logged, [*running.engines, *running.engines], strict=True):
-        assert (entry.obeyed, entry.status, entry.attempts, entry.flags, entry.method_path_ok) == (True, 200, 1, (), True)
-        assert (entry.outcome.picked, entry.outcome.succeeded, entry.outcome.failed) == (engine.address, engine.address, ())
+        assert (entry.obeyed, entry.status, entry.attempts, entry.flags, entry.method_path_ok) == (
+            True,
+            200,
+            1,
+            (),
+            True,
+        )
+        assert (entry.outcome.picked, entry.outcome.succeeded, entry.outcome.failed) == (
+            engine.address,
+            engine.address,
+            (),
+        )
         assert entry.request_bytes == 2
         assert 0 < (entry.ttfb_s or 0) <= entry.duration_s < 5
     assert [body_bytes for _, body_bytes, _ in pool.picks] == [2] * 8
@@ -40,7 +50,12 @@ async def test_envoy_s_own_log_names_pick_and_engine(gateway: StartGateway) -> N
     await running.ask(data=b"{}", headers={"x-request-id": "of-the-client"})
     entry = (await eventually(running.envoy.access_log, what="a line of JSON on standard output"))[0]
     address = running.engines[0].address
-    assert (entry["picked"], entry["served"], entry["status"], entry["request_id"]) == (address, address, 200, "of-the-client")
+    assert (entry["picked"], entry["served"], entry["status"], entry["request_id"]) == (
+        address,
+        address,
+        200,
+        "of-the-client",
+    )
 
 
 @pytest.mark.parametrize("policy", [Policy.SAL, Policy.LeastRequest, Policy.RoundRobin, Policy.Random])
@@ -64,8 +79,8 @@ async def test_client_sent_routing_headers_never_steer(gateway: StartGateway, po
     for _ in range(4):
         status, told = await running.ask(headers=headers, data=b"{}")
         assert (status, told["engine"]) == (200, running.engines[0].address)
-        for name in headers:
-            assert told["headers"].get(name) != headers[name], name
+        for name, value in headers.items():
+            assert told["headers"].get(name) != value, name
     await running.picker.stop()  # nor while nobody overwrites them
     for _ in range(4):
         status, told = await running.ask(headers=headers, data=b"{}")
@@ -75,7 +90,9 @@ async def test_client_sent_routing_headers_never_steer(gateway: StartGateway, po
 
 
 async def _only(running: Gateway, address: str, cluster: str = "engines") -> bool:
-    return all([list(await running.envoy.hosts(c)) == [address] for c in ("engines", "engines-round-robin", "engines-random")])
+    return all(
+        [list(await running.envoy.hosts(c)) == [address] for c in ("engines", "engines-round-robin", "engines-random")]
+    )
 
 
 async def test_pick_of_an_unknown_host_is_answered_and_counted_as_not_obeyed(gateway: StartGateway) -> None:
@@ -132,7 +149,11 @@ async def test_no_answering_engine_says_so(gateway: StartGateway) -> None:
     await running.engines[0].stop()
     status, told = await running.ask()
     assert status == 503
-    assert told["error"] == {"code": 503, "message": "The engine could not be reached. Try again.", "type": "GatewayError"}
+    assert told["error"] == {
+        "code": 503,
+        "message": "The engine could not be reached. Try again.",
+        "type": "GatewayError",
+    }
     await _logged(running, 1)
     entry = running.picker.pool.logged[0]
     assert entry.flags
@@ -141,7 +162,9 @@ async def test_no_answering_engine_says_so(gateway: StartGateway) -> None:
 
 
 @pytest.mark.parametrize("policy", list(Policy))
-async def test_no_endpoints_is_ready_and_an_immediate_503_that_can_be_read(gateway: StartGateway, policy: Policy) -> None:
+async def test_no_endpoints_is_ready_and_an_immediate_503_that_can_be_read(
+    gateway: StartGateway, policy: Policy
+) -> None:
     running = await gateway(engines=0, policy=policy)
     async with running.session.get(f"http://127.0.0.1:{running.ready_port}/ready") as ready:
         assert ready.status == 200
@@ -240,7 +263,7 @@ async def test_stream_that_ends_well_is_a_success_not_a_499(gateway: StartGatewa
 
 
 @pytest.mark.parametrize(("status", "failed"), [(400, False), (404, False), (429, False), (500, True), (503, True)])
-async def test_engine_s_errors_pass_and_only_5xx_blame_it(gateway: StartGateway, status: int, failed: bool) -> None:
+async def test_engine_s_errors_pass_and_only_5xx_blame_it(gateway: StartGateway, status: int, *, failed: bool) -> None:
     running = await gateway(engines=2)
     engine = running.engines[1]
     engine.status = status

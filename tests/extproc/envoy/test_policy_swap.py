@@ -41,6 +41,11 @@ async def _route_updates(running: Gateway) -> int:
     return await running.envoy.stat("http.ingress.rds.ingress.update_success")
 
 
+async def _asked(running: Gateway) -> int:
+    """Requests about which Envoy asked the picker, whether in time or not."""
+    return await running.envoy.stat("http.ingress.ext_proc.streams_started")
+
+
 async def swap(running: Gateway, policy: Policy, *, fail_open: bool = True) -> None:
     before = await _route_updates(running)
     running.picker.set_route(policy, fail_open=fail_open)
@@ -63,10 +68,12 @@ async def test_20_swaps_under_traffic_with_a_long_stream(gateway: StartGateway) 
         for number in range(20):
             policy = policies[number % 5]
             await swap(running, policy)
-            picks = len(running.picker.pool.picks)
-            await traffic.more()
-            picked = len(running.picker.pool.picks) - picks
-            assert (picked >= 8) if policy in (Policy.SAL, Policy.SALPlus) else (picked <= 4), policy  # 4 were on their way
+            before_more = await _asked(running)
+            await traffic.more(20)
+            picked = await _asked(running) - before_more
+            assert (picked >= 12) if policy in (Policy.SAL, Policy.SALPlus) else (picked <= 8), (
+                policy
+            )  # 4 were on their way
         await traffic.stop()
         after = await running.envoy.stats(r"(cds|eds|lds).*update_attempt|update_success$")
         for engine in running.engines:
@@ -99,7 +106,9 @@ async def test_a_swap_to_the_same_policy_sends_nothing(gateway: StartGateway) ->
         (Policy.Random, "engines-random"),
     ],
 )
-async def test_each_policy_is_envoy_s_own_cluster_or_the_pick(gateway: StartGateway, policy: Policy, cluster: str) -> None:
+async def test_each_policy_is_envoy_s_own_cluster_or_the_pick(
+    gateway: StartGateway, policy: Policy, cluster: str
+) -> None:
     running = await gateway(engines=2, policy=policy)
     for _ in range(20):
         assert (await running.ask())[0] == 200

@@ -67,7 +67,7 @@ async def test_picks_are_obeyed_and_clients_do_not_choose(tmp_path: Path) -> Non
         stack.a.queued_tokens = 500_000
         await stack.only(stack.b)
         wish = {DESTINATION: stack.address(stack.a)}
-        assert await stack.ask_many(12, headers=wish) == {(200, "b"): 12}
+        await stack.only(stack.b, headers=wish)
         await stack.kill_picker()
         # A header is what steers here: with the picker gone a client's would, were it not removed.
         answers = await stack.ask_many(40, headers=wish)

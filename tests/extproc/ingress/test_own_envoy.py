@@ -43,23 +43,13 @@ def test_the_page_names_every_example_and_no_other() -> None:
     assert named == {path.name for path in EXAMPLES.iterdir()}
 
 
-async def test_a_pick_is_obeyed(tmp_path: Path) -> None:
+async def test_picks_are_obeyed_and_clients_do_not_choose(tmp_path: Path) -> None:
     async with running(tmp_path) as stack:
         stack.a.queued_tokens = 500_000
         await stack.only(stack.b)
+        await stack.only(stack.b, headers={DESTINATION: stack.address(stack.a)})
         stack.a.queued_tokens, stack.b.queued_tokens = 0, 500_000
         await stack.only(stack.a)
-
-
-async def test_clients_do_not_choose_their_engine(tmp_path: Path) -> None:
-    async with running(tmp_path) as stack:
-        stack.a.queued_tokens = 500_000
-        await stack.only(stack.b)
-        wish = {DESTINATION: stack.address(stack.a)}
-        assert await stack.ask_many(12, headers=wish) == {(200, "b"): 12}
-        await stack.kill_picker()
-        answers = await stack.ask_many(40, headers=wish)
-        assert set(answers) == {(200, "a"), (200, "b")}, answers
 
 
 async def test_a_pick_stays_open_until_the_answer_has_ended(tmp_path: Path) -> None:
@@ -84,33 +74,23 @@ async def test_with_the_picker_killed_p2c_goes_on_without_a_failure(tmp_path: Pa
             during = [group.create_task(stack.ask()) for _ in range(20)]
             group.create_task(stack.kill_picker())
         assert {task.result()[0] for task in during} == {200}
-        answers = await stack.ask_many(40)
-        assert set(answers) == {(200, "a"), (200, "b")}, answers
+        # A client that names an engine gets no more of it than by P2C.
+        for headers in ({}, {DESTINATION: stack.address(stack.a)}):
+            answers = await stack.ask_many(40, headers=headers)
+            assert set(answers) == {(200, "a"), (200, "b")}, answers
 
 
-async def test_a_picker_that_comes_late_is_used_without_a_restart_of_envoy(tmp_path: Path) -> None:
+async def test_before_the_picker_comes_it_is_p2c_and_only_paths_of_the_api_are_let_in(tmp_path: Path) -> None:
     async with running(tmp_path, picker=False) as stack:
         answers = await stack.ask_many(40)
         assert set(answers) == {(200, "a"), (200, "b")}, answers
+        for path in ("/v1/models", "/v1/chat/completions", "/health"):
+            assert (await stack.ask(path=path))[0] == 200, path
+        for path in ("/", "/v1beta", "/metrics", "/healthy", "/health/..%2fsleep", "/v1/%2e%2e/metrics"):
+            assert await stack.ask(path=path) == (404, ""), path
         async with stack.started_picker(tmp_path):
             stack.b.queued_tokens = 500_000
             await stack.only(stack.a)
-
-
-async def test_only_paths_of_the_api_are_let_in(tmp_path: Path) -> None:
-    async with running(tmp_path, picker=False) as stack:
-        for path in ("/v1/models", "/v1/chat/completions", "/health"):
-            assert (await stack.ask(path=path))[0] == 200, path
-        for path in (
-            "/",
-            "/v1beta",
-            "/metrics",
-            "/reset_prefix_cache",
-            "/healthy",
-            "/health/..%2fsleep",
-            "/v1/%2e%2e/metrics",
-        ):
-            assert await stack.ask(path=path) == (404, ""), path
 
 
 def _settings(text: str) -> list[str]:

@@ -20,7 +20,11 @@ def headers(values: dict[str, str] | None = None, *, end: bool = False) -> Any:
 
 
 def request(
-    values: dict[str, str] | None = None, *, end: bool = False, modes: tuple[int, int] | None = (NONE, NONE), **kwargs: Any
+    values: dict[str, str] | None = None,
+    *,
+    end: bool = False,
+    modes: tuple[int, int] | None = (NONE, NONE),
+    **kwargs: Any,
 ) -> bytes:
     """The request's headers, as the first message of a stream."""
     message = pb.ProcessingRequest(request_headers=headers(values, end=end))
@@ -40,7 +44,9 @@ def trailers(of: str = "request") -> bytes:
     return pb.ProcessingRequest(**{f"{of}_trailers": pb.HttpTrailers()}).SerializeToString()
 
 
-def _with(message: Any, *, modes: tuple[int, int] | None = None, subset: Any = None, served: str | None = None) -> bytes:
+def _with(
+    message: Any, *, modes: tuple[int, int] | None = None, subset: Any = None, served: str | None = None
+) -> bytes:
     if modes is not None:
         message.protocol_config.request_body_mode, message.protocol_config.response_body_mode = modes
     spaces = message.metadata_context.filter_metadata

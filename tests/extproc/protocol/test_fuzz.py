@@ -24,7 +24,9 @@ from tests.extproc.protocol.messages import (
 ADDRESSES = ("10.0.0.1:8000", "[::1]:8000")
 MODES = st.sampled_from([NONE, STREAMED, BUFFERED, DUPLEX, 3, 5, 17])
 SIDES = st.sampled_from(["request", "response"])
-HINTS = st.none() | st.text(max_size=30) | st.lists(st.sampled_from([*ADDRESSES, "", "x"]), max_size=3) | st.floats(0, 9)
+HINTS = (
+    st.none() | st.text(max_size=30) | st.lists(st.sampled_from([*ADDRESSES, "", "x"]), max_size=3) | st.floats(0, 9)
+)
 
 HEADERS = st.dictionaries(
     st.sampled_from(["content-length", "transfer-encoding", ":path", "x-gateway-destination-endpoint", "X-Odd"]),
@@ -83,7 +85,7 @@ class _Moody(Account):
     repeat=st.booleans(),
 )
 def test_never_raises_and_closes_each_pick_once(
-    messages: list[bytes], moods: list[str], closings: int, repeat: bool
+    messages: list[bytes], moods: list[str], closings: int, *, repeat: bool
 ) -> None:
     account = _Moody(moods)
     stream = account.stream()
@@ -108,7 +110,7 @@ def test_never_raises_and_closes_each_pick_once(
 
 @settings(deadline=None, max_examples=100)
 @given(parts=st.lists(st.binary(max_size=300) | st.just(b"y" * 140_000), max_size=6), of=SIDES, trailing=st.booleans())
-def test_full_duplex_is_the_identity(parts: list[bytes], of: str, trailing: bool) -> None:
+def test_full_duplex_is_the_identity(parts: list[bytes], of: str, *, trailing: bool) -> None:
     stream = Account(*ADDRESSES).stream()
     stream.receive(request(modes=(DUPLEX, DUPLEX)))
     back, ends = b"", []
@@ -143,5 +145,9 @@ def test_oversize_message_is_only_slow() -> None:
     stream = account.stream()
     stream.receive(request({f"x-{n}": "y" * 1000 for n in range(2000)}, modes=(DUPLEX, DUPLEX)))
     answers = stream.receive(body(b"z" * 20_000_000, end=True))
-    assert sum(len(a.request_body.response.body_mutation.streamed_response.body) for a in decoded(answers)) == 20_000_000
-    assert pb.ProcessingResponse.FromString(answers[-1]).request_body.response.body_mutation.streamed_response.end_of_stream
+    assert (
+        sum(len(a.request_body.response.body_mutation.streamed_response.body) for a in decoded(answers)) == 20_000_000
+    )
+    assert pb.ProcessingResponse.FromString(
+        answers[-1]
+    ).request_body.response.body_mutation.streamed_response.end_of_stream

@@ -84,7 +84,7 @@ def test_transfer_encoding_is_never_touched() -> None:
         ({"content-length": "nonsense"}, True, None),
     ],
 )
-def test_size_is_what_the_headers_say(sent: dict[str, str], end: bool, size: int | None) -> None:
+def test_size_is_what_the_headers_say(sent: dict[str, str], *, end: bool, size: int | None) -> None:
     account = Account(A)
     account.stream().receive(request(sent, end=end))
     assert account.asked == [(size, None)]
@@ -188,7 +188,9 @@ def test_malformed_bytes_fail_the_stream() -> None:
     assert len(account.closed) == 1
 
 
-@pytest.mark.parametrize("message", [b"", b"\xc2\x3e\x00", pb.ProcessingRequest(observability_mode=True).SerializeToString()])
+@pytest.mark.parametrize(
+    "message", [b"", b"\xc2\x3e\x00", pb.ProcessingRequest(observability_mode=True).SerializeToString()]
+)
 def test_messages_of_a_newer_gateway_are_passed_over(message: bytes) -> None:
     stream = Account(A).stream()
     assert stream.receive(message) == []
@@ -279,7 +281,7 @@ def test_gateway_that_does_not_say_its_mode_gets_its_bytes_back() -> None:
 
 
 @pytest.mark.parametrize(("mode", "end", "size"), [(DUPLEX, True, 7), (BUFFERED, True, 7), (DUPLEX, False, None)])
-def test_close_tells_the_body_s_true_size_when_it_passed_whole(mode: int, end: bool, size: int | None) -> None:
+def test_close_tells_the_body_s_true_size_when_it_passed_whole(mode: int, *, end: bool, size: int | None) -> None:
     account = Account(A)
     stream = account.stream()
     stream.receive(request(modes=(mode, mode)))

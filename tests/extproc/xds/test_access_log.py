@@ -59,7 +59,14 @@ def read(**kwargs: Any) -> AccessLogEntry:
 
 def test_figures() -> None:
     entry = read()
-    assert (entry.status, entry.duration_s, entry.ttfb_s, entry.request_bytes, entry.response_bytes, entry.attempts) == (
+    assert (
+        entry.status,
+        entry.duration_s,
+        entry.ttfb_s,
+        entry.request_bytes,
+        entry.response_bytes,
+        entry.attempts,
+    ) == (
         200,
         1.5,
         0.25,
@@ -125,7 +132,7 @@ def test_who_is_blamed(case: dict[str, Any], failed: tuple[str, ...], succeeded:
         ({"served": None}, None),
     ],
 )
-def test_whether_the_pick_was_obeyed(case: dict[str, Any], obeyed: bool | None) -> None:
+def test_whether_the_pick_was_obeyed(case: dict[str, Any], *, obeyed: bool | None) -> None:
     assert read(**case).obeyed is obeyed
 
 

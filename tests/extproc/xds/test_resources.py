@@ -19,7 +19,15 @@ from halffull_extproc.tls import SelfSigned, TlsFiles
 from halffull_extproc.xds.bootstrap import bootstrap
 from halffull_extproc.xds.encoding import encode
 from halffull_extproc.xds.listener import listener
-from halffull_extproc.xds.resources import GatewayConfig, clusters, duration, load_assignments, route, secret, socket_address
+from halffull_extproc.xds.resources import (
+    GatewayConfig,
+    clusters,
+    duration,
+    load_assignments,
+    route,
+    secret,
+    socket_address,
+)
 
 REGISTERED = (downstream_connections_pb2,)
 
@@ -88,7 +96,9 @@ def _routes(**kwargs: Any) -> list[Any]:
     ],
 )
 @pytest.mark.parametrize("fail_open", [True, False])
-def test_policy_and_failure_mode_stand_in_the_route(policy: Policy, cluster: str, picked: bool, fail_open: bool) -> None:
+def test_policy_and_failure_mode_stand_in_the_route(
+    policy: Policy, cluster: str, *, picked: bool, fail_open: bool
+) -> None:
     for each in _routes(policy=policy, fail_open=fail_open)[:-1]:
         assert each["route"]["cluster"] == cluster
         (ext_proc,) = each["typed_per_filter_config"].values()
@@ -152,7 +162,9 @@ def test_addresses(address: str, expected: dict[str, Any]) -> None:
     assert socket_address(address) == {"socket_address": expected}
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (0.1, "0.1s"), (600, "600s"), (1e-6, "0.000001s"), (100.5, "100.5s")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (0.1, "0.1s"), (600, "600s"), (1e-6, "0.000001s"), (100.5, "100.5s")]
+)
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 

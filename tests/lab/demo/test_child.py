@@ -155,8 +155,8 @@ import asyncio, sys
 from pathlib import Path
 from halffull_lab.child import Child
 async def main():
-    child = Child([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], log=Path(sys.argv[1]))
-    child.start()
+    sleep = "import time; print('up', flush=True); time.sleep(600)"
+    child = Child([sys.executable, "-c", sleep], log=Path(sys.argv[1])).start()
     await child.ready(line="up")
     print(child.pid, flush=True)
     await asyncio.sleep(600)

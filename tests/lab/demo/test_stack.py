@@ -94,26 +94,23 @@ import asyncio, sys
 from halffull_lab.stack import Stack
 async def main():
     async with Stack(engines=1) as stack:
-        print(stack.folder, stack.engines[0].child.pid, stack.picker.pid, stack.envoy.pid, flush=True)
+        print('up', stack.engines[0].child.pid, stack.picker.pid, stack.envoy.pid, flush=True)
         await asyncio.sleep(600)
 asyncio.run(main())
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-async def test_the_end_of_the_parent_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+async def test_the_parents_sigkill_leaves_no_process_behind(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = Child([sys.executable, str(script)], log=tmp_path / "parent.log", env={"TMPDIR": str(tmp_path)}).start()
     try:
         await parent.ready(line="\n", within=60)
-        folder, *pids = parent.output().split()
+        _, *pids = parent.output().split()
         assert parent.pid is not None
-        os.kill(parent.pid, number)
+        os.kill(parent.pid, signal.SIGKILL)
         await until(lambda: parent.returncode is not None and not any(psutil.pid_exists(int(pid)) for pid in pids))
-        # Only SIGKILL leaves files.
-        assert (folder in map(str, tmp_path.iterdir())) == (number == signal.SIGKILL)  # noqa: ASYNC240 - a look, no more
     finally:
         parent.kill()
 

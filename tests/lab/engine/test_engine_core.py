@@ -233,6 +233,25 @@ def test_a_head_that_does_not_fit_stops_admission() -> None:
     assert (plan.admitted, engine.snapshot.waiting) == (0, 2)
 
 
+def test_a_step_that_preempted_admits_nobody() -> None:
+    engine = make_engine("FCFS", total_blocks=12, block_size=4)
+    for name, prompt in (("a", 3), ("b", 3), ("large", 34)):  # 1 + 1 + 9 blocks
+        engine.add(name, prompt=Prompt(prompt), output_tokens=9, arrival=0.0)
+    engine.step_begin(0.0)
+    engine.step_end(0.1)
+    engine.add("urgent", prompt=Prompt(2), output_tokens=9, arrival=0.1, priority=-1)  # the last block
+    engine.step_begin(0.1)
+    engine.step_end(0.2)
+    plan = engine.step_begin(0.2)  # a takes the block of `urgent`, b one of `large`; then `urgent` would fit again
+    assert plan is not None
+    assert (plan.decodes, plan.preempted, plan.admitted) == (2, 2, 0)
+    assert engine.snapshot.free_tokens == 8 * 4
+    engine.step_end(0.3)
+    plan = engine.step_begin(0.3)
+    assert plan is not None
+    assert plan.admitted == 1
+
+
 def test_larry_lets_the_small_one_pass() -> None:
     engine = make_engine("LARRY", total_blocks=100)
     engine.add("running", prompt=Prompt(800), output_tokens=100, arrival=0.0)

@@ -181,7 +181,8 @@ class Watcher:
             raise _error(int(item.get("code") or 0), json.dumps(item).encode())
         if kind not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK") or not isinstance(item, dict):
             raise KubeError(f"an event of type {str(kind)[:40]!r}")
-        version = item.get("metadata", {}).get("resourceVersion")
+        metadata = item.get("metadata")
+        version = metadata.get("resourceVersion") if isinstance(metadata, Mapping) else None
         self._version = str(version) if version else self._version
         if kind == "BOOKMARK":
             return False

@@ -5,9 +5,9 @@ straight from the messages and nothing is built that nobody asked for.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf.message import DecodeError
 
@@ -32,8 +32,7 @@ _NOT_ASKED: Final = frozenset({"upstream_overflow", "overload_manager", "no_rout
 _FIRST_SERVER_ERROR: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class AccessLogEntry:
+class AccessLogEntry(msgspec.Struct, frozen=True, gc=False):
     """One finished request as Envoy saw it."""
 
     outcome: Outcome
@@ -91,13 +90,9 @@ def _entry(logged: Any) -> AccessLogEntry:
 
 
 def _picked(common: Any) -> tuple[str, ...]:
-    spaces = common.metadata.filter_metadata
-    if wire.LB_NAMESPACE not in spaces:
-        return ()
-    fields = spaces[wire.LB_NAMESPACE].fields
-    if wire.DESTINATION not in fields:
-        return ()
-    return tuple(fields[wire.DESTINATION].string_value.split(","))
+    namespace = common.metadata.filter_metadata.get(wire.LB_NAMESPACE)
+    value = None if namespace is None else namespace.fields.get(wire.DESTINATION)
+    return () if value is None else tuple(value.string_value.split(","))
 
 
 def _address(address: Any) -> str | None:
@@ -109,14 +104,18 @@ def _address(address: Any) -> str | None:
 
 
 def _seconds(duration: Any) -> float:
-    return float(duration.seconds + duration.nanos * 1e-9)
+    seconds: float = duration.seconds + duration.nanos * 1e-9
+    return seconds
 
 
 def _outcome(
     picked: tuple[str, ...], served: str | None, *, status: int, flags: tuple[str, ...], attempts: int
 ) -> Outcome:
-    """Blame and praise. A second attempt that went elsewhere means that the first choice failed; what the client did
-    (left, asked nonsense: 4xx) and what Envoy refused by itself is nobody's failure."""
+    """Blame and praise.
+
+    A second attempt that went elsewhere means that the first choice failed. What the client did (left, asked nonsense:
+    4xx) and what Envoy refused by itself is nobody's failure.
+    """
     first = picked[0] if picked else None
     failed: list[str] = []
     if attempts > 1 and first is not None and first != served:

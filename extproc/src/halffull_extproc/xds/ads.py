@@ -188,7 +188,7 @@ class AdsServer:
         self._tell(ROUTE, [route(self._config, policy=policy, fail_open=fail_open)], key="name")
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
-        """Change the engines or their health. Tell the pool in the same step: a pick must not name a host that is down."""
+        """Change the engines or their health. Tell the pool in the same step: no pick may name a host that is down."""
         self._tell(ENDPOINTS, load_assignments(endpoints), key="cluster_name")
 
     def _tell(self, type_url: str, resources: list[Resource], *, key: str) -> None:
@@ -232,5 +232,3 @@ class AdsServer:
             read.cancel()
             woken.cancel()
             _log.info("Envoy disconnected", peer=context.peer(), envoys=self.connected)
-
-

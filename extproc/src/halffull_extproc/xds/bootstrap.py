@@ -106,9 +106,7 @@ def _static(name: str, address: Resource) -> Resource:
 
 
 def _tls_socket(tls: TlsFiles | SelfSigned) -> Resource:
-    trusted = (
-        {"validation_context": {"trusted_ca": {"filename": tls.cert_file}}} if isinstance(tls, TlsFiles) else {}
-    )
+    trusted = {"validation_context": {"trusted_ca": {"filename": tls.cert_file}}} if isinstance(tls, TlsFiles) else {}
     return {
         "name": "envoy.transport_sockets.tls",
         "typed_config": {

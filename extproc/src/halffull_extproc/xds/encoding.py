@@ -27,7 +27,7 @@ def encode(resource: Resource) -> bytes:
 
 def _pack_in_order(message: Message) -> None:
     if isinstance(message, any_pb2.Any):
-        content = symbol_database.Default().GetSymbol(message.TypeName())()  # type: ignore[no-untyped-call]  # no types published
+        content = symbol_database.Default().GetSymbol(message.TypeName())()
         message.Unpack(content)
         _pack_in_order(content)
         message.value = content.SerializeToString(deterministic=True)

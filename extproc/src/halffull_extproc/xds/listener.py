@@ -170,7 +170,10 @@ def _local_replies() -> Resource:
                     "content_type": "application/json",
                 },
             },
-            _reply_to(_cel_filter("response.code_details.startsWith('ext_proc')"), "The picker does not answer."),
+            {  # failureMode FailClose; a hung picker would be 504
+                **_reply_to(_cel_filter("response.code_details.startsWith('ext_proc')"), "The picker does not answer."),
+                "status_code": 503,
+            },
             _reply_to({"response_flag_filter": {"flags": ["UH"]}}, NO_ENGINE),
             _reply_to({"response_flag_filter": {"flags": ["UF"]}}, "The engine could not be reached. Try again."),
             _reply_to(

@@ -1,0 +1,88 @@
+"""The `halffull` command: instant help, one-line errors, exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halffull_lab import cli
+
+
+def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "halffull_lab", *argv], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from halffull_lab import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'aiohttp', 'matplotlib', 'rich', 'uvicorn', 'asyncio'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    for command in cli.COMMANDS:
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_every_command_has_help(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["replay", "--url", "http://127.0.0.1:9", "--trace", "/nonexistent.csv"],
+        ["replay", "--url", "http://127.0.0.1:9", "--trace", "azure-conv", "--slice", "50"],
+        ["replay", "--url", "http://127.0.0.1:9", "--trace", "azure-conv", "--slice", "50-40"],
+        ["replay", "--url", "http://127.0.0.1:9", "--trace", "azure-conv", "--rate", "0"],
+        ["demo", "--trace", "/nonexistent.csv"],
+        ["demo", "--speed", "0"],
+        ["demo", "--rate", "0.001"],
+        ["demo", "--engines", "https://127.0.0.1:9", "--model", "m", "--rate", "9"],
+        ["demo", "--engines", "http://127.0.0.1:9", "--model", "m"],
+        ["demo", "--engines", "http://127.0.0.1:9", "--rate", "9"],
+        ["demo", "--engines", "http://127.0.0.1:9", "--model", "m", "--rate", "9", "--speed", "4"],
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert error.startswith(f"halffull {argv[0]}: ")
+
+
+def test_rate_and_factor_together_are_refused() -> None:
+    done = run("replay", "--url", "u", "--trace", "t", "--rate", "1", "--factor", "1")
+    assert done.returncode == 2
+    assert "not allowed with" in done.stderr
+
+
+def test_no_command_is_wrong_usage() -> None:
+    assert run().returncode == 2
+    assert run("dance").returncode == 2
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(_args: object) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("halffull_lab.demo.main", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["demo", "--out", str(tmp_path)])
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("halffull_lab.demo.main", interrupted)
+    assert cli.main(["demo"]) == 130
+    assert "interrupted" in capsys.readouterr().err
