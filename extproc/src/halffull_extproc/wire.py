@@ -127,7 +127,7 @@ class Request:
             return False
         config = self._message.protocol_config
         none = processing_mode_pb2.ProcessingMode.NONE
-        return config.request_body_mode == none and config.response_body_mode == none
+        return bool(config.request_body_mode == none and config.response_body_mode == none)
 
     def _metadata(self, namespace: str, key: str) -> Any:
         if not self._message.HasField("metadata_context"):

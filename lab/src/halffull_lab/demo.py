@@ -23,9 +23,11 @@ import uvloop
 from rich.console import Console
 
 from halffull_lab.conduct import Conductor, Leg, Score
+from halffull_lab.latency import PROFILES
 from halffull_lab.progress import ProgressLine
 from halffull_lab.replay import Target
 from halffull_lab.results import Comparison
+from halffull_lab.saturation import saturation
 from halffull_lab.stack import EngineOptions, Stack, get_json
 from halffull_lab.table import table
 from halffull_lab.traces import Trace, load_trace
@@ -33,8 +35,6 @@ from halffull_lab.traces import Trace, load_trace
 ENGINES = 4
 PROFILE = "70b-2xh100"
 LOAD = 0.8
-# Saturation of one emulated 70B engine, requests/s: the highest rate whose backlog stays bounded over the trace (FCFS).
-SATURATION = {"azure-conv": 8.35, "azure-code": 5.85}
 # Virtual seconds per wall second. At 4 the demo needs about 0.7 of the two cores that it is made for (measured: engines
 # 0.2, picker 0.2, Envoy 0.15, client 0.15), so that a step is handled about 1 ms after its end; what is added to a
 # request's time on its way, about 4 ms, counts four times.
@@ -207,14 +207,16 @@ def _arrivals(args: argparse.Namespace, *, seconds: float, own: bool) -> Trace:
     trace = load_trace(args.trace)
     rate = args.rate
     if rate is None:
-        if own or args.trace not in SATURATION:
-            raise DemoError("give --rate: the saturation of these engines under this trace is not known")
-        rate = LOAD * SATURATION[args.trace] * ENGINES
+        if own:
+            raise DemoError("give --rate: the saturation of servers of one's own is not known")
+        rate = LOAD * ENGINES * saturation(trace, PROFILES[PROFILE])
     wanted = round(rate * seconds)
     if wanted < 20:
         raise DemoError(f"only {wanted} requests in {seconds:g} s: a longer run or a higher rate is needed")
     if wanted < len(trace):
         trace = trace.share(0, wanted / len(trace))
+        if args.rate is None:  # the beginning of the trace may be heavier than the whole
+            rate = LOAD * ENGINES * saturation(trace, PROFILES[PROFILE])
     return trace.at(rate=rate)
 
 
@@ -279,6 +281,10 @@ def _setting(args: argparse.Namespace, score: Score, stack: Stack, *, own: list[
     else:
         options = stack.options
         setting |= {
+            "load": (
+                f"{trace.rate / (ENGINES * saturation(trace, PROFILES[PROFILE])):.2f} of what the engines can bear of "
+                "these requests, first come, first served"
+            ),
             "engines": (
                 f"{ENGINES} emulated, profile {options.profile}; "
                 f"{options.stream_interval} tokens per event after the first"

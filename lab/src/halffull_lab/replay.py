@@ -209,7 +209,11 @@ class Replay:
     async def _send_all(self, records: list[Record], session: aiohttp.ClientSession) -> None:
         async with asyncio.TaskGroup() as tasks:
             for record in records:
-                await asyncio.sleep(max(0.0, self._start + record.scheduled - self._clock()))
+                delay = self._start + record.scheduled - self._clock()
+                if (
+                    delay > 0
+                ):  # all that is due leaves at once: one per turn of a busy loop would fall ever further behind
+                    await asyncio.sleep(delay)
                 tasks.create_task(self._send(record, session))
 
     async def _send(self, record: Record, session: aiohttp.ClientSession) -> None:

@@ -214,3 +214,29 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
         read_text(path, max_bytes=3)
     with pytest.raises(FileError, match="Is a directory"):
         read_text(tmp_path, max_bytes=3)
+
+
+async def test_a_file_that_is_still_being_written_is_left_alone_until_it_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "picker.yaml"
+    looks: list[int] = []
+
+    def stamp(_: Path) -> tuple[int, int, int, int]:
+        looks.append(len(looks))
+        rests = len(looks) > 6  # each look before finds another size
+        path.write_text("whole" if rests else "ha")
+        return 1, 1, 1, 99 if rests else len(looks)
+
+    monkeypatch.setattr("halffull_extproc.discovery.file._stamp", stamp)
+    texts: list[str] = []
+    file = WatchedFile(
+        path=path, max_bytes=10, changed=texts.append, trouble=lambda _: None, interval=0.001, settle=0.001
+    )
+    task = asyncio.create_task(file.run())
+    try:
+        await until(lambda: texts)
+        assert texts == ["whole"]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,6 +1,5 @@
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from halffull_extproc.discovery.kube import KubeError, Watcher, connect, own_namespace
 
 from .kube_api import FakeApi, client_of, kube_api
+from .ports import free_port
 from .waiting import until
 
 PODS = "/api/v1/namespaces/ns/pods"
@@ -223,9 +223,7 @@ async def test_a_big_object_is_no_trouble(world: Any) -> None:
 
 
 async def test_an_api_that_is_not_there_is_trouble() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     async with client_of(port) as api, watching(api) as told:
         await until(lambda: f"Cannot connect to host 127.0.0.1:{port}" in told.trouble)
         assert told.states == []

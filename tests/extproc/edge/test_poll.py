@@ -18,6 +18,7 @@ from halffull_extproc.pool import Source
 from halffull_extproc.stock_metrics import StockSample
 
 from .engines import Engine, abort, always, engine, http, never, reset
+from .ports import free_port, free_ports
 from .reports import metrics_text, report
 from .waiting import until
 
@@ -62,12 +63,6 @@ async def polling(*endpoints: Endpoint, config: PollConfig = REPORTS) -> AsyncIt
 
 def at(load_port: int, *, address: str = "127.0.0.1:8000", **more: Any) -> Endpoint:
     return Endpoint(address=address, load_port=load_port, **more)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @pytest.fixture
@@ -117,7 +112,7 @@ async def test_the_ranks_of_an_engine_are_merged_and_the_slowest_counts() -> Non
         await asyncio.sleep(0.05)
         writer.write(http(report(rank=1, boot_id="b")))
 
-    first = free_port()
+    first = free_ports(2)
     async with engine(always(http(report(rank=0, boot_id="a"))), port=first), engine(late, port=first + 1):
         config = PollConfig(source=Source.REPORT, interval=0.02, ranks=2)
         async with polling(at(first), config=config) as (_, pool):
@@ -128,7 +123,7 @@ async def test_the_ranks_of_an_engine_are_merged_and_the_slowest_counts() -> Non
 
 
 async def test_one_silent_rank_is_silence_of_the_engine() -> None:
-    first = free_port()
+    first = free_ports(2)
     async with (
         engine(always(http(report())), port=first),
         polling(at(first), config=PollConfig(source=Source.REPORT, interval=0.02, ranks=2)) as (_, pool),
@@ -139,7 +134,7 @@ async def test_one_silent_rank_is_silence_of_the_engine() -> None:
 
 
 async def test_ranks_that_disagree_are_said_to() -> None:
-    first = free_port()
+    first = free_ports(2)
     async with (
         engine(always(http(report())), port=first),
         engine(always(http(report(scheduler="FCFS"))), port=first + 1),

@@ -21,8 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from halffull_extproc.app import DRAIN
 from halffull_extproc.cli import main
-from tests.extproc.envoy.stack import Envoy, eventually, free_port
+from tests.extproc.envoy.stack import Envoy, eventually
 
+from .ports import free_port
 from .reports import REPORT
 
 

@@ -51,8 +51,8 @@ async def in_state(stack: Stack, engine: Engine, *states: str, within: float = 1
     """Wait until an engine is in one of the states; what the status page says of it then."""
 
     async def there() -> dict[str, Any] | None:
-        seen = await endpoint(stack, engine)
-        return seen if seen["state"] in states else None
+        seen = (await endpoints(stack)).get(engine.http.address)  # a picker that just started knows nobody
+        return seen if seen and seen["state"] in states else None
 
     return await eventually(there, within=within, what=f"{engine.name} {' or '.join(states)}")
 

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -301,6 +302,24 @@ async def test_a_blocked_client_says_so() -> None:
         finally:
             blocking.cancel()
     assert any(reason.startswith("client-bound") for reason in bottlenecks(run.client))
+
+
+async def test_a_client_that_fell_behind_catches_up_at_once() -> None:
+    async def slow_turns() -> None:
+        while True:
+            deadline = time.monotonic() + 0.03
+            while time.monotonic() < deadline:
+                pass
+            await asyncio.sleep(0)
+
+    async with serving(answer) as url:
+        busy = asyncio.create_task(slow_turns())
+        try:
+            run = await replay(url, trace([5] * 200, gap=0.001))
+        finally:
+            busy.cancel()
+    # One request per turn of 30 ms would be 6 s late at the end.
+    assert run.client.lateness_max < 2
 
 
 def test_prompts_have_their_size_and_begin_differently() -> None:

@@ -248,6 +248,11 @@ def _cluster_of(name: str, policy: Resource) -> Resource:
             "consecutive_5xx": 5,
             "consecutive_gateway_failure": 5,
             "enforcing_consecutive_gateway_failure": 100,
+            # A connection refused or reset is news of the host itself. P2C would go on choosing a dead host, which has
+            # the fewest requests in flight, and with two of them dead the one retry meets the other.
+            "split_external_local_origin_errors": True,
+            "consecutive_local_origin_failure": 1,
+            "enforcing_consecutive_local_origin_failure": 100,
             "interval": "1s",
             "base_ejection_time": "2s",
             "max_ejection_time": "30s",

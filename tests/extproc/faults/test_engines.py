@@ -1,0 +1,136 @@
+"""Engines killed, hung, wedged, failing and silent under load: avoided within seconds, back when healed."""
+
+import asyncio
+import time
+
+import pytest
+
+from halffull_lab.stack import Stack
+from tests.extproc.faults.load import Load
+from tests.extproc.faults.watching import endpoint, fault, in_state, logged, metric, picked_again, picks
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+
+
+async def test_killed_engine_takes_only_its_own_streams_with_it(stack: Stack) -> None:
+    victim = stack.engines[1]
+    async with Load(stack.gateway) as load:
+        for _ in range(12):  # long enough to be under way when it dies
+            load.send(output_tokens=5_000)
+        await load.more(30)
+        victim.child.kill()
+        killed = time.monotonic()
+        await load.more(50)
+        dead = await in_state(stack, victim, "stale", "failing")
+        assert dead["reason"]
+        await in_state(stack, victim, "failing")
+        during = (await endpoint(stack, victim))["picks"]
+        began = time.monotonic()
+        await load.more(100)
+        probes = (await endpoint(stack, victim))["picks"] - during
+        assert probes <= 2 + (time.monotonic() - began) / 2, "a failing engine gets one request every 2 s"
+
+        victim.child.start()
+        await victim.child.ready(url=f"{victim.url}/health", within=60)
+        await picked_again(stack, victim)
+    assert load.failed, "nothing was under way on the engine that was killed"
+    assert [one for one in load.failed if one.began > killed] == []
+    entries = await logged(stack, load.sent)
+    assert {entries[one.request_id]["served"] for one in load.failed} == {victim.http.address}
+    retried = [entry for entry in entries.values() if entry["attempts"] > 1]
+    assert retried
+    assert {entry["served"] == entry["picked"].split(",")[1] for entry in retried if entry["picked"]} == {True}
+
+
+async def test_hung_engine_is_avoided_until_it_goes_on(stack: Stack) -> None:
+    victim = stack.engines[2]
+    async with Load(stack.gateway) as load:
+        await load.more(30)
+        victim.child.suspend()
+        seen = await in_state(stack, victim, "stale", within=5)
+        assert seen["reason"].startswith("no answer for")
+        before = await picks(stack)
+        await load.more(300)
+        after = await picks(stack)
+        share = (after[victim.http.address] - before[victim.http.address]) / (
+            sum(after.values()) - sum(before.values())
+        )
+        print("HUNG share", share, after[victim.http.address] - before[victim.http.address], seen["picks"])
+        resumed = time.monotonic()
+        victim.child.resume()
+        await picked_again(stack, victim)
+    entries = await logged(stack, load.failed)
+    print([(one, entries[one.request_id]) for one in load.failed])
+    assert {entry["served"] for entry in entries.values()} <= {victim.http.address}
+    assert [one for one in load.failed if one.stream or one.began > resumed] == []
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_wedged_core_is_avoided_until_it_steps(stack: Stack, busy: bool) -> None:
+    victim = stack.engines[3]
+    async with Load(stack.gateway) as load:
+        if busy:
+            for _ in range(8):
+                load.send(output_tokens=3_000)
+            await load.more(20)
+        await fault(victim, "wedge")
+        if not busy:
+            before = (await endpoint(stack, victim))["picks"]
+            await load.more(150)
+            print("IDLE WEDGE", (await endpoint(stack, victim))["picks"] - before, await endpoint(stack, victim))
+        seen = await in_state(stack, victim, "not-progressing", within=5)
+        assert "no step for" in seen["reason"]
+        before = (await endpoint(stack, victim))["picks"]
+        await load.more(150)
+        assert (await endpoint(stack, victim))["picks"] == before
+        await fault(victim, "none")
+        await picked_again(stack, victim)
+    assert load.failed == []
+
+
+async def test_engine_that_fails_at_once_is_no_black_hole(stack: Stack) -> None:
+    victim = stack.engines[0]
+    async with Load(stack.gateway) as load:
+        await load.more(30)
+        await fault(victim, "fail")
+        failing = await in_state(stack, victim, "failing", within=10)
+        known = time.monotonic()
+        assert "requests failed; one is tried every 2 s" in failing["reason"]
+        assert failing["failures"] >= 5
+        before = (await endpoint(stack, victim))["picks"]
+        while time.monotonic() - known < 5:
+            await load.more(20)
+        watched = time.monotonic() - known
+        probes = (await endpoint(stack, victim))["picks"] - before
+        assert 1 <= probes <= 1 + watched / 2
+        assert await metric(stack, "halffull_picker_probes_total") >= probes
+        await fault(victim, "none")
+        await picked_again(stack, victim)
+    first = [one for one in load.failed if one.began < known]
+    print("FAIL first", len(first), "later", len(load.failed) - len(first))
+    assert 5 <= len(first) <= 60
+    assert len(load.failed) - len(first) <= probes + 2
+    entries = await logged(stack, load.failed)
+    assert {(entry["served"], entry["status"]) for entry in entries.values()} == {(victim.http.address, 500)}
+
+
+async def test_dead_load_endpoint_leaves_a_fair_share(stack: Stack) -> None:
+    victim = stack.engines[1]
+    async with Load(stack.gateway) as load:
+        await load.more(30)
+        await fault(victim, "hang_load")
+        seen = await in_state(stack, victim, "stale", within=5)
+        assert "no answer for" in seen["reason"]
+        assert await metric(stack, f'halffull_picker_endpoint_state{{endpoint="{victim.http.address}",state="stale"}}')
+        before = await picks(stack)
+        await load.more(300)
+        after = await picks(stack)
+        gained = {address: after[address] - before[address] for address in before}
+        share = gained[victim.http.address] / sum(gained.values())
+        print("STALE share", share, gained)
+        assert 0.1 <= share <= 0.5
+        assert (await endpoint(stack, victim))["state"] == "stale"
+        await fault(victim, "none")
+        await picked_again(stack, victim)
+    assert load.failed == []
+    await asyncio.sleep(0)

@@ -1,0 +1,151 @@
+"""Engines come and go under load; half of them down; none of them pollable."""
+
+import asyncio
+import struct
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+import socket
+
+import pytest
+import yaml
+
+from halffull_lab.stack import Engine, Stack
+from tests.extproc.faults.load import Load
+from tests.extproc.faults.watching import (
+    endpoint,
+    endpoints,
+    eventually,
+    in_state,
+    logged,
+    metric,
+    picked_again,
+    picks,
+    served,
+    troubles,
+)
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+
+
+async def listed(stack: Stack, engine: Engine, *, expected: bool) -> None:
+    """Wait until both picker and Envoy know, or no longer know, an engine."""
+
+    async def same() -> bool:
+        address = engine.http.address
+        return (address in await endpoints(stack)) == (address in await served(stack)) == expected
+
+    await eventually(same, what=f"{engine.name} listed: {expected}")
+
+
+async def test_engines_added_and_removed_under_load(stack: Stack) -> None:
+    async with Load(stack.gateway) as load:
+        long = [load.send(output_tokens=6_000) for _ in range(8)]
+        added = await stack.add_engine()
+        await listed(stack, added, expected=True)
+        await picked_again(stack, added)
+
+        leaving = stack.engines[0]
+        assert (await endpoint(stack, leaving))["open_picks"] > 0
+        await stack.remove_engine(leaving, stop=False)
+        await listed(stack, leaving, expected=False)
+        removed = time.monotonic()
+        open_on_it = [one for one in long if one.ended is None]
+        await load.more(60)
+
+        back = stack.engines[0]  # gone and back, its streams still open
+        for _ in range(2):
+            stack.engines.remove(back)
+            stack.write_files()
+            await listed(stack, back, expected=False)
+            stack.engines.insert(0, back)
+            stack.write_files()
+            await listed(stack, back, expected=True)
+        await picked_again(stack, back)
+        assert min(one["charged_tokens"] for one in (await endpoints(stack)).values()) >= 0
+    assert [one.failure for one in load.failed] == []
+    entries = await logged(stack, load.sent)
+    assert open_on_it
+    assert leaving.http.address in {entries[one.request_id]["served"] for one in open_on_it}
+    assert leaving.http.address not in {entries[one.request_id]["served"] for one in load.since(removed)}
+    await leaving.child.stop()
+    leaving.http.close()
+    leaving.load.close()
+
+
+async def test_half_of_the_engines_and_the_picker_down(stack: Stack) -> None:
+    down, up = stack.engines[:2], stack.engines[2:]
+    async with Load(stack.gateway) as load:
+        await load.more(20)
+        for engine in down:
+            engine.child.kill()
+            await in_state(stack, engine, "failing", within=20)
+        half = time.monotonic()
+        await load.more(50)
+        stack.picker.kill()
+        dead = time.monotonic()
+        await load.more(200)
+        gone = time.monotonic()
+        await stack.start_picker()
+        for engine in down:
+            engine.child.start()
+        for engine in stack.engines:
+            await picked_again(stack, engine, within=40)
+    entries = await logged(stack, load.sent)
+    print("HALF", [(round(one.began - dead, 2), one.failure, entries[one.request_id]["attempts"]) for one in load.failed])
+    print(sum(entries[one.request_id]["attempts"] > 1 for one in load.since(dead) if one.began < gone))
+    while_dead = [one for one in load.since(dead) if one.began < gone]
+    assert [one.failure for one in while_dead if one.failure] == []
+    assert {entries[one.request_id]["served"] for one in while_dead} == {engine.http.address for engine in up}
+    assert half
+
+
+@asynccontextmanager
+async def resetting(count: int) -> AsyncIterator[list[int]]:
+    """Ports that take connections and reset each: what a mesh with STRICT mTLS does to plain text."""
+
+    def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    servers = [await asyncio.start_server(reset, "127.0.0.1", 0) for _ in range(count)]
+    try:
+        yield [server.sockets[0].getsockname()[1] for server in servers]
+    finally:
+        for server in servers:
+            server.close()
+            await server.wait_closed()
+
+
+async def test_every_poll_reset_is_one_line_and_routing_goes_on(stack: Stack) -> None:
+    errors_before = stack.picker.output().count("no engine can be polled")
+    async with Load(stack.gateway) as load, resetting(len(stack.engines)) as ports:
+        await load.more(20)
+        entries = [
+            {"address": engine.http.address, "loadPort": port}
+            for engine, port in zip(stack.engines, ports, strict=True)
+        ]
+        stack.endpoints_file.write_text(yaml.safe_dump({"endpoints": entries}))
+
+        async def told() -> str:
+            return (await troubles(stack)).get("polling", "")
+
+        trouble = await eventually(told, what="the trouble on the status page")
+        for word in ("reset", "load.report.port", "NetworkPolicy", "mesh"):
+            assert word in trouble
+        assert await metric(stack, 'halffull_picker_trouble{about="polling"}') == 1
+        for engine in stack.engines:
+            await in_state(stack, engine, "stale")
+        before = await picks(stack)
+        await load.more(200)
+        after = await picks(stack)
+        gained = {address: after[address] - before[address] for address in after}
+        print("RESET", gained)
+        assert min(gained.values()) >= 0.15 * sum(gained.values())
+        assert stack.picker.output().count("no engine can be polled") == errors_before + 1
+        stack.write_files()
+        for engine in stack.engines:
+            await picked_again(stack, engine)
+        assert await told() == ""
+        assert await metric(stack, 'halffull_picker_trouble{about="polling"}') == 0
+    assert [one.failure for one in load.failed] == []
