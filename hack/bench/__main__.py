@@ -25,13 +25,14 @@ import uvloop
 import yaml
 from client import closed_loop, paced
 from gateways import engine, twin
+from peers import Load
+
 from halffull_extproc.endpoint import Endpoint
 from halffull_extproc.load_report import decode_load_report
 from halffull_extproc.policies import Policy
 from halffull_extproc.pool import Pool, PoolConfig, Source
 from halffull_lab.child import Child, Port
 from halffull_lab.stack import Stack
-from peers import _Load
 
 _PEERS = str(Path(__file__).with_name("peers.py"))
 _COUNTS = (4, 100, 1000)
@@ -125,7 +126,7 @@ async def _paced_cost(child: Child, port: int, *, seconds: float) -> float:
 
 def _picks() -> dict[str, float]:
     """µs of one pick and its close, by number of endpoints, the slower of SAL and SALPlus."""
-    report = decode_load_report(_Load.body)
+    report = decode_load_report(Load.body)
     figures: dict[str, float] = {}
     for count in _COUNTS:
         worst = 0.0

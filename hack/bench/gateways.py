@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from halffull_extproc.policies import Policy
 from halffull_extproc.xds.bootstrap import bootstrap
 from halffull_extproc.xds.listener import listener
@@ -47,7 +48,11 @@ def engine(port: int, admin_port: int) -> Resource:
                     "name": "engine",
                     "address": _address("0.0.0.0", port),  # noqa: S104 - all of 127.0.0.0/8
                     "filter_chains": [
-                        {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+                        {
+                            "filters": [
+                                {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
+                            ]
+                        }
                     ],
                 }
             ]
@@ -55,9 +60,7 @@ def engine(port: int, admin_port: int) -> Resource:
     }
 
 
-def twin(
-    *, listen: str, picker: Path | None, engines: list[tuple[str, int]], admin_port: int, ready: str
-) -> Resource:
+def twin(*, listen: str, picker: Path | None, engines: list[tuple[str, int]], admin_port: int, ready: str) -> Resource:
     """The managed gateway's own listener, route and clusters as a static configuration.
 
     Args:

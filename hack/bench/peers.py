@@ -55,7 +55,7 @@ async def empty(socket: str) -> None:
     await server.stop(0)
 
 
-class _Load(asyncio.Protocol):
+class Load(asyncio.Protocol):
     """Answers every request on a connection with an idle engine's load report."""
 
     body = json.dumps(_REPORT).encode()
@@ -70,7 +70,7 @@ class _Load(asyncio.Protocol):
 
 async def load(port: int) -> None:
     """Load reports on every loopback address."""
-    await asyncio.get_running_loop().create_server(_Load, "0.0.0.0", port, backlog=4096)  # noqa: S104 - 127.0.0.0/8
+    await asyncio.get_running_loop().create_server(Load, "0.0.0.0", port, backlog=4096)  # noqa: S104 - 127.0.0.0/8
     await _until_terminated()
 
 

@@ -1,68 +1,22 @@
 import asyncio
-import contextlib
 import itertools
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import structlog
 
 from halffull_extproc import poll_target
-from halffull_extproc.endpoint import Endpoint, Health
-from halffull_extproc.load_report import LoadReport
+from halffull_extproc.endpoint import Health
 from halffull_extproc.poll import PollConfig, Poller
 from halffull_extproc.pool import Source
-from halffull_extproc.stock_metrics import StockSample
 
 from .engines import Engine, abort, always, engine, http, never, reset
+from .polling import METRICS, REPORTS, Pool, at, polling
 from .ports import free_port, free_ports
 from .reports import metrics_text, report
 from .waiting import until
-
-REPORTS = PollConfig(source=Source.REPORT, interval=0.02)
-METRICS = PollConfig(source=Source.METRICS, interval=0.02)
-
-
-@dataclass
-class Pool:
-    """Remembers what it was told."""
-
-    reports: list[tuple[str, LoadReport, float, float]] = field(default_factory=list)
-    samples: list[tuple[str, StockSample]] = field(default_factory=list)
-    silences: list[tuple[str, str]] = field(default_factory=list)
-
-    def report(self, address: str, report: LoadReport, *, sent: float, now: float) -> None:
-        self.reports.append((address, report, sent, now))
-
-    def sample(self, address: str, sample: StockSample, *, sent: float, now: float) -> None:
-        assert sent <= now
-        self.samples.append((address, sample))
-
-    def silent(self, address: str, reason: str, *, now: float) -> None:  # noqa: ARG002 (the pool's interface)
-        self.silences.append((address, reason))
-
-    @property
-    def reasons(self) -> set[str]:
-        return {reason for _, reason in self.silences}
-
-
-@contextlib.asynccontextmanager
-async def polling(*endpoints: Endpoint, config: PollConfig = REPORTS) -> AsyncIterator[tuple[Poller, Pool]]:
-    pool = Pool()
-    poller = Poller(pool, config)
-    poller.update(endpoints)
-    poller.start()
-    try:
-        yield poller, pool
-    finally:
-        await poller.stop()
-
-
-def at(load_port: int, *, address: str = "127.0.0.1:8000", **more: Any) -> Endpoint:
-    return Endpoint(address=address, load_port=load_port, **more)
 
 
 @pytest.fixture
@@ -77,7 +31,7 @@ async def test_one_kept_alive_connection_brings_every_report() -> None:
         address, read, sent, now = pool.reports[0]
         assert (address, read.queued_tokens, served.connections) == ("127.0.0.1:8000", 100, 1)
         assert 0 <= now - sent < 1
-        assert pool.silences == []
+        assert pool.broken == []
         assert served.requests[0].startswith(b"GET /load HTTP/1.1\r\nHost: 127.0.0.1:" + str(port).encode())
 
 
@@ -95,7 +49,7 @@ async def test_an_answer_in_pieces_and_in_chunks_is_an_answer() -> None:
     async with engine(answer) as (served, port), polling(at(port)) as (_, pool):
         await until(lambda: len(pool.reports) >= 4)
         assert served.connections == 1
-        assert pool.silences == []
+        assert pool.broken == []
 
 
 async def test_ipv6_engines_are_polled_with_brackets_in_the_host() -> None:
@@ -193,8 +147,8 @@ async def test_a_reset_of_a_kept_alive_connection_is_no_failure() -> None:
         async with polling(at(port)) as (poller, pool):
             await until(lambda: served.connections >= 5)
             await until(lambda: len(pool.reports) >= 8)
-            assert pool.silences == []
-            assert poller.status()["127.0.0.1:8000"].failures == {}
+            assert pool.broken == []
+            assert set(poller.status()["127.0.0.1:8000"].failures) <= {"timeout"}
 
 
 async def test_the_retry_after_a_reset_is_at_once() -> None:
@@ -208,17 +162,18 @@ async def test_the_retry_after_a_reset_is_at_once() -> None:
     async with engine(answer) as (_, port), polling(at(port), config=config) as (_, pool):
         await until(lambda: len(pool.reports) >= 2)
         assert pool.reports[1][3] - pool.reports[0][3] < 1.6  # not one interval later
-        assert pool.silences == []
+        assert pool.broken == []
 
 
 async def test_an_idle_connection_that_the_engine_closed_is_replaced_in_silence() -> None:
     async with engine(always(http(report()))) as (served, port), polling(at(port)) as (_, pool):
         for count in range(1, 4):
-            await until(lambda count=count: served.connections >= count and served.open)  # type: ignore[misc]
+            pool.reports.clear()
+            await until(lambda count=count: served.connections == count and pool.reports)  # type: ignore[misc]
             for writer in list(served.open):
                 writer.close()
         await until(lambda: served.connections >= 4)
-        assert pool.silences == []
+        assert pool.broken == []
 
 
 async def test_an_engine_that_closes_after_each_answer_is_polled_all_the_same() -> None:
@@ -226,7 +181,7 @@ async def test_an_engine_that_closes_after_each_answer_is_polled_all_the_same() 
     async with engine(answer) as (served, port), polling(at(port)) as (_, pool):
         await until(lambda: len(pool.reports) >= 4)
         assert served.connections >= 4
-        assert pool.silences == []
+        assert pool.broken == []
 
 
 async def test_a_dead_engine_is_tried_less_often_and_found_again_within_a_second() -> None:
@@ -257,7 +212,7 @@ async def test_any_status_but_200_is_a_failure_that_names_it(status: str, reason
         data = f"HTTP/1.1 {status}\r\n\r\n".encode()
     async with engine(always(data)) as (served, port), polling(at(port)) as (_, pool):
         await until(lambda: len(pool.silences) >= 3)
-        assert pool.reasons == {reason}
+        assert {text for _, text in pool.broken} == {reason}
         assert pool.reports == []
         assert served.connections == 1
 
@@ -265,8 +220,10 @@ async def test_any_status_but_200_is_a_failure_that_names_it(status: str, reason
 async def test_a_version_that_is_not_ours_is_said() -> None:
     async with engine(always(http(report(version=2)))) as (_, port), polling(at(port)) as (poller, pool):
         await until(lambda: pool.silences)
-        assert pool.reasons == {"load report version 2 is not supported, this picker reads version 1"}
-        assert set(poller.status()["127.0.0.1:8000"].failures) == {"invalid"}
+        assert {text for _, text in pool.broken} == {
+            "load report version 2 is not supported, this picker reads version 1"
+        }
+        assert set(poller.status()["127.0.0.1:8000"].failures) - {"timeout"} == {"invalid"}
 
 
 async def test_metrics_come_from_the_engines_own_port_and_path_and_the_length_from_its_models() -> None:
@@ -287,7 +244,7 @@ async def test_metrics_come_from_the_engines_own_port_and_path_and_the_length_fr
         assert served.connections == 1
         assert sum(b"GET /v1/models " in request for request in served.requests) == 1
         assert b"GET /stats/vllm?x=1 HTTP/1.1" in served.requests[0]
-        assert pool.silences == []
+        assert pool.broken == []
 
 
 async def test_the_models_are_asked_again_after_a_restart_of_the_engine() -> None:
@@ -321,7 +278,7 @@ async def test_models_that_cannot_be_read_leave_the_length_unknown_and_the_sampl
     ):
         await until(lambda: len(pool.samples) >= 5)
         assert pool.samples[-1][1].max_model_len is None
-        assert pool.silences == []
+        assert pool.broken == []
         assert sum(b"/v1/models" in request for request in served.requests) == 1
 
 
@@ -370,7 +327,7 @@ async def test_an_endpoint_that_is_removed_while_it_is_being_connected_to_says_n
         pool.silences.clear()
         poller.update([])
         await asyncio.sleep(0.06)
-        assert pool.silences == []
+        assert pool.broken == []
 
 
 async def test_the_interval_changes_while_running() -> None:
@@ -449,97 +406,6 @@ async def test_an_engine_that_is_not_expected_to_answer_is_not_told_of(
         await until(lambda: len(pool.silences) > 10)
         assert logged == []
         assert not poller.problem
-
-
-# Abuse
-
-
-def stream(chunk: bytes, *, head: bytes) -> Callable[..., Any]:
-    async def answer(_: Engine, __: Any, writer: asyncio.StreamWriter, ___: bytes) -> None:
-        writer.write(head)
-        while not writer.is_closing():
-            writer.write(chunk)
-            await writer.drain()
-
-    return answer
-
-
-async def slowloris(_: Engine, __: Any, writer: asyncio.StreamWriter, ___: bytes) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
-    while not writer.is_closing():
-        writer.write(b"{")
-        await writer.drain()
-        await asyncio.sleep(0.01)
-
-
-async def cut_off(_: Engine, __: Any, writer: asyncio.StreamWriter, ___: bytes) -> None:
-    writer.write(http(report())[:-50])
-    await writer.drain()
-    writer.close()
-
-
-ENDLESS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (always(http(b"x" * 70_000)), "answered with more than 65536 bytes"),
-        (stream(b"1000\r\n" + b"x" * 4096 + b"\r\n", head=ENDLESS), "answered with more than 65536 bytes"),
-        (stream(b"X-Header: " + b"x" * 4096 + b"\r\n", head=b"HTTP/1.1 200 OK\r\n"), "answered with more than"),
-        (always(b"SSH-2.0-OpenSSH_9.6\r\n"), "did not answer in HTTP/1.1"),
-        (always(b"\x15\x03\x01\x00\x02\x02\x50"), "did not answer in HTTP/1.1"),
-        (always(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"), "did not answer in HTTP/1.1"),
-        (always(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n"), "answered with"),
-        (cut_off, "closed the connection in the middle of an answer"),
-        (reset, "reset the connection"),
-        (always(http(b"")), "not a load report"),
-        (always(http(b"[" * 60_000)), "not a load report"),
-        (always(http(b"\xff\x00")), "not a load report"),
-        (slowloris, "no answer for"),
-    ],
-)  # fmt: skip
-async def test_a_bad_engine_is_silent_with_a_reason_and_hurts_no_other(answer: Any, reason: str) -> None:
-    async with engine(answer) as (_, port), engine(always(http(report()))) as (_, good_port):
-        endpoints = (at(port, address="127.0.0.1:1"), at(good_port, address="127.0.0.1:2"))
-        async with polling(*endpoints) as (_, pool):
-            await until(lambda: any(text.startswith(reason) for text in pool.reasons))
-            await until(lambda: sum(address == "127.0.0.1:2" for address, *_ in pool.reports) >= 10)
-            assert {address for address, _ in pool.silences} <= {"127.0.0.1:1"}
-
-
-async def test_an_answer_given_twice_is_not_taken_for_the_next_poll() -> None:
-    async def answer(engine: Engine, _: Any, writer: asyncio.StreamWriter, __: bytes) -> None:
-        number = len(engine.requests)
-        writer.write(http(report(queued_tokens=number)) + http(report(queued_tokens=666)))
-
-    async with engine(answer) as (_, port), polling(at(port)) as (_, pool):
-        await until(lambda: len(pool.reports) >= 5)
-        assert 666 not in {read.queued_tokens for _, read, _, _ in pool.reports}
-
-
-async def test_an_interim_answer_is_not_the_answer() -> None:
-    data = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + http(report())
-    async with engine(always(data)) as (_, port), polling(at(port)) as (_, pool):
-        await until(lambda: len(pool.reports) >= 3)
-        assert pool.silences == []
-
-
-async def test_four_megabytes_of_metrics_are_read_and_no_more() -> None:
-    padding = "# " + "x" * 98 + "\n"
-    big = metrics_text(extra=padding * 40_000)
-    too_big = metrics_text(extra=padding * 45_000)
-    body = big
-
-    async def answer(_: Engine, __: Any, writer: asyncio.StreamWriter, request: bytes) -> None:
-        writer.write(http(b"{}" if b"models" in request else body))
-
-    config = PollConfig(source=Source.METRICS, interval=0.1)
-    async with engine(answer) as (_, port), polling(at(1, address=f"127.0.0.1:{port}"), config=config) as (_, pool):
-        await until(lambda: pool.samples)
-        assert pool.samples[0][1].waiting == 4
-        body = too_big
-        await until(lambda: any("more than 4194304 bytes" in reason for reason in pool.reasons))
 
 
 async def test_stopping_twice_and_stopping_before_the_start_are_harmless() -> None:

@@ -1,6 +1,6 @@
-"""A steady open-loop client: requests leave at their times whatever becomes of those before, and each one's end is kept.
+"""A steady open-loop client: requests leave at their times whatever becomes of those before, and every end is recorded.
 
-Every other request is a stream, every other one is not; `whole` knows whether an answer had all that was asked for.
+Every other request is a stream. Only an answer with all the tokens that were asked for is no failure.
 """
 
 import asyncio
@@ -89,11 +89,13 @@ class Load:
                 await asyncio.sleep(0.01)
         return self.sent[start:]
 
+    async def answered(self) -> None:
+        """Wait for the answers to all that was sent so far."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     def send(self, *, output_tokens: int, stream: bool = True, prompt_tokens: int | None = None) -> Sent:
         """Send one request beside the steady ones."""
-        one = Sent(
-            request_id=str(uuid.uuid4()), output_tokens=output_tokens, stream=stream, began=time.monotonic()
-        )
+        one = Sent(request_id=str(uuid.uuid4()), output_tokens=output_tokens, stream=stream, began=time.monotonic())
         self.sent.append(one)
         task = asyncio.create_task(self._request(one, prompt_tokens or self._prompt_tokens))
         self._tasks.add(task)

@@ -1,6 +1,5 @@
 """Engines killed, hung, wedged, failing and silent under load: avoided within seconds, back when healed."""
 
-import asyncio
 import time
 
 import pytest
@@ -46,43 +45,49 @@ async def test_hung_engine_is_avoided_until_it_goes_on(stack: Stack) -> None:
     victim = stack.engines[2]
     async with Load(stack.gateway) as load:
         await load.more(30)
+        began = (await endpoint(stack, victim))["picks"]
         victim.child.suspend()
         seen = await in_state(stack, victim, "stale", within=5)
         assert seen["reason"].startswith("no answer for")
-        before = await picks(stack)
-        await load.more(300)
-        after = await picks(stack)
-        share = (after[victim.http.address] - before[victim.http.address]) / (
-            sum(after.values()) - sum(before.values())
-        )
-        print("HUNG share", share, after[victim.http.address] - before[victim.http.address], seen["picks"])
+        stale = (await endpoint(stack, victim))["picks"]
+        await load.more(150)
+        assert stale - began <= 40, "it takes the second until it is stale, at most"
+        assert (await endpoint(stack, victim))["picks"] - stale <= 10, "1/4 of the load would be 40"
         resumed = time.monotonic()
         victim.child.resume()
         await picked_again(stack, victim)
+    # uvicorn wakes to connections idle for more than 5 s, and closes them with what waits in them unread
     entries = await logged(stack, load.failed)
-    print([(one, entries[one.request_id]) for one in load.failed])
     assert {entry["served"] for entry in entries.values()} <= {victim.http.address}
-    assert [one for one in load.failed if one.stream or one.began > resumed] == []
+    assert [one for one in load.failed if one.began > resumed] == []
 
 
-@pytest.mark.parametrize("busy", [True, False])
-async def test_wedged_core_is_avoided_until_it_steps(stack: Stack, busy: bool) -> None:
+async def test_wedged_core_is_avoided_until_it_steps(stack: Stack) -> None:
     victim = stack.engines[3]
     async with Load(stack.gateway) as load:
-        if busy:
-            for _ in range(8):
-                load.send(output_tokens=3_000)
-            await load.more(20)
+        for _ in range(8):  # so that it has work when it wedges, and says so
+            load.send(output_tokens=3_000)
+        await load.more(20)
         await fault(victim, "wedge")
-        if not busy:
-            before = (await endpoint(stack, victim))["picks"]
-            await load.more(150)
-            print("IDLE WEDGE", (await endpoint(stack, victim))["picks"] - before, await endpoint(stack, victim))
         seen = await in_state(stack, victim, "not-progressing", within=5)
+        assert "running" in seen["reason"]
         assert "no step for" in seen["reason"]
         before = (await endpoint(stack, victim))["picks"]
         await load.more(150)
         assert (await endpoint(stack, victim))["picks"] == before
+        await fault(victim, "none")
+        await picked_again(stack, victim)
+    assert load.failed == []
+
+
+async def test_core_that_wedges_while_idle_is_no_black_hole(stack: Stack) -> None:
+    """Its report says idle for ever: what it never takes in stays charged to it."""
+    victim = stack.engines[0]
+    await fault(victim, "wedge")
+    before = (await endpoint(stack, victim))["picks"]
+    async with Load(stack.gateway) as load:
+        await load.more(150)
+        assert (await endpoint(stack, victim))["picks"] - before <= 5
         await fault(victim, "none")
         await picked_again(stack, victim)
     assert load.failed == []
@@ -107,9 +112,8 @@ async def test_engine_that_fails_at_once_is_no_black_hole(stack: Stack) -> None:
         await fault(victim, "none")
         await picked_again(stack, victim)
     first = [one for one in load.failed if one.began < known]
-    print("FAIL first", len(first), "later", len(load.failed) - len(first))
     assert 5 <= len(first) <= 60
-    assert len(load.failed) - len(first) <= probes + 2
+    assert len(load.failed) - len(first) <= probes + 2  # those, and what was picked since it was last looked at
     entries = await logged(stack, load.failed)
     assert {(entry["served"], entry["status"]) for entry in entries.values()} == {(victim.http.address, 500)}
 
@@ -123,14 +127,12 @@ async def test_dead_load_endpoint_leaves_a_fair_share(stack: Stack) -> None:
         assert "no answer for" in seen["reason"]
         assert await metric(stack, f'halffull_picker_endpoint_state{{endpoint="{victim.http.address}",state="stale"}}')
         before = await picks(stack)
-        await load.more(300)
+        await load.more(200)
         after = await picks(stack)
         gained = {address: after[address] - before[address] for address in before}
         share = gained[victim.http.address] / sum(gained.values())
-        print("STALE share", share, gained)
         assert 0.1 <= share <= 0.5
         assert (await endpoint(stack, victim))["state"] == "stale"
         await fault(victim, "none")
         await picked_again(stack, victim)
     assert load.failed == []
-    await asyncio.sleep(0)

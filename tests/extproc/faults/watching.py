@@ -1,7 +1,6 @@
 """What Envoy and the picker say of themselves, and faults to put into engines."""
 
 import asyncio
-import inspect
 import json
 import time
 from collections import Counter
@@ -17,13 +16,12 @@ T = TypeVar("T")
 
 
 async def eventually(
-    condition: Callable[[], T | Awaitable[T]], *, within: float = 20.0, what: str = "the condition"
+    condition: Callable[[], Awaitable[T | None]], *, within: float = 20.0, what: str = "the condition"
 ) -> T:
     """Poll `condition` until it is true, and return what it returned; fail with `what` after `within` seconds."""
     deadline = time.monotonic() + within
     while True:
-        result = condition()
-        value = await result if inspect.isawaitable(result) else result
+        value = await condition()
         if value:
             return value
         assert time.monotonic() < deadline, f"{what}: not within {within} s, last {value!r}"
@@ -110,15 +108,16 @@ async def listener_changes(stack: Stack) -> dict[str, int]:
 async def logged(stack: Stack, requests: Iterable[Sent]) -> dict[str, dict[str, Any]]:
     """Envoy's access-log entry of each of these requests, which are over, by request id."""
     wanted = {one.request_id for one in requests}
+    found: dict[str, dict[str, Any]] = {}
 
-    def entries() -> dict[str, dict[str, Any]] | None:
+    async def complete() -> bool:
         lines = stack.envoy.log.read_text(errors="replace").splitlines()
         parsed = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-        found = {entry["request_id"]: entry for entry in parsed if entry.get("request_id") in wanted}
-        return found if len(found) == len(wanted) else None
+        found.update({entry["request_id"]: entry for entry in parsed if entry.get("request_id") in wanted})
+        return len(found) == len(wanted)
 
-    found = await eventually(lambda: entries() or not wanted, within=10, what="the access log")
-    return found if isinstance(found, dict) else {}
+    await eventually(complete, what="the access log")
+    return found
 
 
 # Engines

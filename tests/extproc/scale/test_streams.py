@@ -10,9 +10,7 @@ from tests.extproc.scale.figures import endpoints, eventually, ext_proc, finishe
 
 STREAMS = 3_000
 OPENED_OVER = 10.0  # s
-UNANSWERED = (
-    16  # at once: a slow machine then opens more slowly, instead of seeing what it cannot keep up with as faults
-)
+UNANSWERED = 16  # at once: a slow machine opens more slowly, instead of showing faults that are its own
 BODY = json.dumps({"model": "emulated", "prompt": " the" * 50, "stream": True}).encode()
 
 
@@ -34,14 +32,17 @@ async def open_streams(url: str, *, request: bytes, count: int, over: float, mad
             group.create_task(one(number))
 
 
+def abort(clients: list[Client]) -> None:
+    for client in clients:
+        client.abort()
+
+
 async def test_3000_long_streams_are_all_picked_and_none_refused() -> None:
     clients: list[Client] = []
     async with AsyncExitStack() as cleanup:
         engines = await upstreams(cleanup, 4)
-        stack = await cleanup.enter_async_context(
-            Stack(engines=0, endpoints=[engine.entry() for engine in engines], picker={"failureMode": "FailOpen"})
-        )
-        cleanup.callback(lambda: [client.abort() for client in clients])
+        stack = await cleanup.enter_async_context(Stack(engines=0, endpoints=[engine.entry() for engine in engines]))
+        cleanup.callback(abort, clients)
         await eventually(lambda: ok(stack), what="all engines reported")
         await open_streams(
             stack.gateway, request=post("/v1/stream", BODY), count=STREAMS, over=OPENED_OVER, made=clients
@@ -51,7 +52,7 @@ async def test_3000_long_streams_are_all_picked_and_none_refused() -> None:
         late = counted["message_timeouts"]  # the machine was busy for 100 ms
         assert counted["streams_started"] == STREAMS
         assert counted["failure_mode_allowed"] == late  # nothing passed unpicked for any other reason
-        assert late <= STREAMS // 50, f"{late} picks took longer than 100 ms"
+        assert late <= STREAMS // 20, f"{late} picks took longer than 100 ms"
         assert counted.get("streams_failed", 0) == 0
         limits = await stack.envoy_stats(
             r"^cluster\.(engines|picker)\.(upstream_(cx_overflow|rq_pending_overflow|rq_retry)|circuit_breakers\..*_open)$"
@@ -87,7 +88,7 @@ LONG = {"model": "emulated", "prompt": " the" * 50, "max_tokens": 8_000, "ignore
 
 async def test_1000_clients_that_leave_give_everything_back_and_blame_nobody() -> None:
     clients: list[Client] = []
-    options = EngineOptions(stream_interval=1_000)
+    options = EngineOptions(stream_interval=1_000, speed=0.25)  # few steps: the machine is for the streams
     async with Stack(engines=2, options=options) as stack:
 
         async def in_engines() -> int:
@@ -108,14 +109,15 @@ async def test_1000_clients_that_leave_give_everything_back_and_blame_nobody() -
                 client = await Client.connect(stack.gateway)
                 clients.append(client)
                 client.send(silent)
-                if number % 20 == 0:
+                if number % 10 == 0:
                     await asyncio.sleep(0.05)
             await eventually(all_there, what="all requests in the engines")
-            assert await total(stack, "open_picks") >= 0.98 * ABORTED
+            late = (await ext_proc(stack))["message_timeouts"]
+            assert late <= ABORTED // 20, f"{late} picks took longer than 100 ms"
+            assert ABORTED - late <= await total(stack, "open_picks") <= ABORTED
             before = await finished(stack)
         finally:
-            for client in clients:
-                client.abort()
+            abort(clients)
         await eventually(lambda: nothing_owed(stack), what="charges back to 0")
         await eventually(none_there, what="the engines' requests aborted")
 

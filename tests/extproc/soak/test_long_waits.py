@@ -32,7 +32,7 @@ def completion(tokens: int, *, stream: bool) -> bytes:
 
 
 async def open_picks(stack: Stack) -> float:
-    return sum(endpoint["open_picks"] for endpoint in (await stack.status())["pool"]["endpoints"])
+    return sum(float(endpoint["open_picks"]) for endpoint in (await stack.status())["pool"]["endpoints"])
 
 
 async def no_pick(stack: Stack) -> bool:
@@ -137,9 +137,8 @@ async def timeouts(stack: Stack) -> dict[str, Any]:
 async def test_timeouts_are_none_or_those_of_the_settings(
     given: dict[str, str], route: tuple[str, str], idle: str
 ) -> None:
-    async with Stack(
-        engines=0, endpoints=[{"address": "127.0.0.1:9"}], picker={"gateway": {"timeouts": given}}
-    ) as stack:
+    nobody = [{"address": "127.0.0.1:9"}]
+    async with Stack(engines=0, endpoints=nobody, picker={"gateway": {"timeouts": given}}) as stack:
         assert await timeouts(stack) == {
             "route": route,
             "other": [],

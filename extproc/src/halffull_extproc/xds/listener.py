@@ -72,9 +72,10 @@ def _connection_manager(config: GatewayConfig) -> Resource:
         "normalize_path": True,
         "merge_slashes": True,
         "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
-        # Every client is a stranger: x-envoy-* of theirs (timeouts, retries) are removed.
+        # Every client is a stranger: x-envoy-* of theirs (timeouts, retries) are removed. An empty list would mean all
+        # private addresses and loopback, which clients have in a cluster; nobody has this one.
         "use_remote_address": True,
-        "internal_address_config": {},
+        "internal_address_config": {"cidr_ranges": [{"address_prefix": "255.255.255.255", "prefix_len": 32}]},
         "preserve_external_request_id": True,
         "common_http_protocol_options": {"headers_with_underscores_action": "DROP_HEADER", "idle_timeout": "3600s"},
         "http2_protocol_options": {
