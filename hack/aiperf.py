@@ -4,8 +4,8 @@
     .venv/bin/python hack/aiperf.py                        # starts engines, picker and Envoy for it
     .venv/bin/python hack/aiperf.py http://HOST:8000 MODEL # a gateway of one's own
 
-aiperf is fetched by uv into a cache, not into .venv (it brings 200 packages). It wants a tokenizer and would download one:
-a word-level one is made on the spot, so that this also runs where no model hub is reached.
+aiperf is fetched by uv into a cache, not into .venv (it brings 139 packages). It wants a tokenizer and would download
+one: a small one is made on the spot, so that this also runs where no model hub is reached.
 """
 
 import asyncio
@@ -26,8 +26,9 @@ tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
 tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
 tokenizer.train_from_iterator(["half empty half full"] * 50, trainers.BpeTrainer(
     vocab_size=400, special_tokens=["<unk>", "<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>").save_pretrained(
-    sys.argv[1])
+PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+).save_pretrained(sys.argv[1])
 """
 
 

@@ -1,7 +1,7 @@
 """`make bench`: what the picker costs, as ratios within one run (these machines are shared and noisy).
 
-The same closed-loop and paced load goes in turn through three gateways that differ in one thing: the managed gateway with
-the picker, its static twin with an ext_proc server that does nothing, and the twin without ext_proc. CPU is the
+The same closed-loop and paced load goes in turn through three gateways that differ in one thing: the managed gateway
+with the picker, its static twin with an ext_proc server that does nothing, and the twin without ext_proc. CPU is the
 process's own time as the kernel counts it, everything in it: polls, access log, metrics.
 """
 

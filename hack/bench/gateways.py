@@ -9,7 +9,7 @@ import yaml
 from halffull_extproc.policies import Policy
 from halffull_extproc.xds.bootstrap import bootstrap
 from halffull_extproc.xds.listener import listener
-from halffull_extproc.xds.resources import GatewayConfig, clusters, route
+from halffull_extproc.xds.resources import TYPE, GatewayConfig, clusters, route
 
 Resource = dict[str, Any]
 
@@ -17,7 +17,7 @@ Resource = dict[str, Any]
 def engine(port: int, admin_port: int) -> Resource:
     """An Envoy that answers 200 at once on every loopback address: engines that take no time and little CPU."""
     manager = {
-        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "@type": TYPE + "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "engine",
         "route_config": {
             "virtual_hosts": [
@@ -36,7 +36,7 @@ def engine(port: int, admin_port: int) -> Resource:
         "http_filters": [
             {
                 "name": "envoy.filters.http.router",
-                "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
+                "typed_config": {"@type": TYPE + "envoy.extensions.filters.http.router.v3.Router"},
             }
         ],
     }

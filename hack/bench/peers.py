@@ -62,9 +62,11 @@ class Load(asyncio.Protocol):
     answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
     def connection_made(self, transport: Any) -> None:
+        """Keep the transport."""
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
+        """Answer as many requests as have come."""
         self.transport.write(self.answer * data.count(b"\r\n\r\n"))
 
 

@@ -44,7 +44,7 @@ async def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
         ("SAL", "LARRY"),
         ("LeastRequest", "LARRY"),
     ]
-    assert {run["requests"] for run in found["runs"]} == {201}  # 0.8 × 7.84 (saturation of the whole trace) × 4 engines × 8 s
+    assert {run["requests"] for run in found["runs"]} == {201}  # 0.8 × 7.84, the saturation, × 4 engines × 8 s
     assert {run["errors"] for run in found["runs"]} == {0}
     assert found["picker_killed"]["run"]["errors"] == 0
     assert found["picker_killed"]["sent_meanwhile"] > 0
