@@ -26,7 +26,7 @@ test: $(VENV)/.ready  ## units, properties and everything through the real Envoy
 	$(BIN)/pytest -n auto -m "not soak" $(ARGS)
 
 soak: $(VENV)/.ready  ## the long waits: silences of minutes, 20-minute streams, keep-alive races
-	$(BIN)/pytest -n 16 -m soak --timeout 1800 $(ARGS)
+	$(BIN)/pytest -n 5 -m soak --timeout 1800 tests/extproc/soak $(ARGS)
 
 lint: $(VENV)/.ready  ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

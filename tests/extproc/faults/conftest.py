@@ -1,4 +1,4 @@
-"""`stack`: the whole of Halffull as processes, shared by the tests of a module and mended after each."""
+"""`stack`: the whole of Halffull as processes, shared by the tests of this folder and mended after each."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from tests.extproc.faults.watching import endpoints, eventually, fault
 ENGINES = 4
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def shared_stack() -> AsyncIterator[Stack]:
     """Four emulated engines at twenty times their speed, the picker, Envoy."""
     async with Stack(
@@ -22,7 +22,7 @@ async def shared_stack() -> AsyncIterator[Stack]:
         yield stack
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="package")
 async def stack(shared_stack: Stack) -> AsyncIterator[Stack]:
     """All is well before the test, and again after it, however it ends."""
     await well(shared_stack)

@@ -8,7 +8,7 @@ from halffull_lab.stack import Stack
 from tests.extproc.faults.load import Load
 from tests.extproc.faults.watching import endpoint, fault, in_state, logged, metric, picked_again, picks
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120)]
 
 
 async def test_killed_engine_takes_only_its_own_streams_with_it(stack: Stack) -> None:

@@ -8,7 +8,7 @@ from halffull_lab.stack import Stack
 from tests.extproc.faults.load import Load
 from tests.extproc.faults.watching import eventually, ext_proc, listener_changes
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(150)]
 
 PICKED = {"SAL", "SALPlus"}
 # Every policy, and SAL ↔ LeastRequest, which share a cluster, again and again

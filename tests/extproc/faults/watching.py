@@ -123,11 +123,11 @@ async def logged(stack: Stack, requests: Iterable[Sent]) -> dict[str, dict[str, 
 # Engines
 
 
-async def fault(engine: Engine, kind: str) -> None:
-    """Put a fault into an engine; `none` takes it out."""
+async def fault(engine: Engine, kind: str, *, factor: float = 2.0) -> None:
+    """Put a fault into an engine; `none` takes it out. `factor` is how much slower `slow` makes it."""
     timeout = aiohttp.ClientTimeout(total=10)
     async with (
         aiohttp.ClientSession(timeout=timeout) as session,
-        session.post(f"{engine.url}/fault", json={"kind": kind}) as response,
+        session.post(f"{engine.url}/fault", json={"kind": kind, "factor": factor}) as response,
     ):
         assert response.status == 200, await response.text()

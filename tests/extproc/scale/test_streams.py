@@ -52,7 +52,7 @@ async def test_3000_long_streams_are_all_picked_and_none_refused() -> None:
         late = counted["message_timeouts"]  # the machine was busy for 100 ms
         assert counted["streams_started"] == STREAMS
         assert counted["failure_mode_allowed"] == late  # nothing passed unpicked for any other reason
-        assert late <= STREAMS // 20, f"{late} picks took longer than 100 ms"
+        assert late <= STREAMS // 50, f"{late} picks took longer than 100 ms"
         assert counted.get("streams_failed", 0) == 0
         limits = await stack.envoy_stats(
             r"^cluster\.(engines|picker)\.(upstream_(cx_overflow|rq_pending_overflow|rq_retry)|circuit_breakers\..*_open)$"

@@ -13,8 +13,8 @@ import pytest
 from halffull_lab.latency import PROFILES
 from halffull_lab.stack import EngineOptions, Stack, get_json
 from tests.extproc.scale.client import Client, get, post
+from tests.extproc.scale.figures import eventually, nothing_owed, total
 from tests.extproc.scale.upstream import Upstream
-from tests.lab.waiting import until
 
 PROFILE = "70b-2xh100"
 STEP = PROFILES[PROFILE].latency.step_seconds(prefill_tokens=0, decodes=1, decode_context=40)
@@ -29,14 +29,6 @@ def slowed(step: float) -> EngineOptions:
 def completion(tokens: int, *, stream: bool) -> bytes:
     fields = {"model": "emulated", "prompt": " the" * 40, "max_tokens": tokens, "stream": stream, "ignore_eos": True}
     return post("/v1/completions", json.dumps(fields).encode())
-
-
-async def open_picks(stack: Stack) -> float:
-    return sum(float(endpoint["open_picks"]) for endpoint in (await stack.status())["pool"]["endpoints"])
-
-
-async def no_pick(stack: Stack) -> bool:
-    return await open_picks(stack) == 0
 
 
 async def nothing_was_cut(stack: Stack) -> None:
@@ -63,13 +55,13 @@ async def test_an_answer_after_a_long_silence_passes(seconds: int) -> None:
             client.send(completion(1, stream=False))
             await asyncio.wait((client.answered,), timeout=seconds * 0.8)
             assert not client.answered.done()  # not a byte
-            assert await open_picks(stack) == 1  # and the picker still counts it
+            assert await total(stack, "open_picks") == 1  # and the picker still counts it
             async with asyncio.timeout(seconds + 60):
                 answer = await client.answer()
             assert loop.time() - began > 0.95 * seconds
             assert answer.status == 200
             assert json.loads(answer.body)["usage"]["completion_tokens"] == 1
-            await until(lambda: no_pick(stack))
+            await eventually(lambda: nothing_owed(stack), what="the pick closed")
             await nothing_was_cut(stack)
         finally:
             client.abort()
@@ -77,7 +69,7 @@ async def test_an_answer_after_a_long_silence_passes(seconds: int) -> None:
 
 @pytest.mark.parametrize(
     ("events", "every"),
-    [pytest.param(12, 1, id="short"), pytest.param(120, 10, id="20-minutes", marks=pytest.mark.soak)],
+    [pytest.param(17, 1, id="longer-than-15-s"), pytest.param(120, 10, id="20-minutes", marks=pytest.mark.soak)],
 )
 async def test_a_long_stream_passes_whole(events: int, every: int) -> None:
     async with Stack(engines=1, options=slowed(every), picker=POLLS) as stack:
@@ -97,7 +89,7 @@ async def test_a_long_stream_passes_whole(events: int, every: int) -> None:
             assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == " the" * events
             assert len(chunks) == events
             assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-            await until(lambda: no_pick(stack))
+            await eventually(lambda: nothing_owed(stack), what="the pick closed")
             await nothing_was_cut(stack)
         finally:
             client.abort()

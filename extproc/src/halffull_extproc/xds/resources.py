@@ -246,13 +246,11 @@ def _cluster_of(name: str, policy: Resource) -> Resource:
         # For the fallback's sake: a pick is obeyed whatever this says.
         "outlier_detection": {
             "consecutive_5xx": 5,
-            "consecutive_gateway_failure": 5,
+            # At the first refused or reset connection (and 502 to 504): P2C would go on choosing a dead host, which has
+            # the fewest requests in flight, and with two of them dead the one retry meets the other. Not as failures of
+            # local origin: that counter outlives an ejection, and probes raise it past the one value that ejects.
+            "consecutive_gateway_failure": 1,
             "enforcing_consecutive_gateway_failure": 100,
-            # A connection refused or reset is news of the host itself. P2C would go on choosing a dead host, which has
-            # the fewest requests in flight, and with two of them dead the one retry meets the other.
-            "split_external_local_origin_errors": True,
-            "consecutive_local_origin_failure": 1,
-            "enforcing_consecutive_local_origin_failure": 100,
             "interval": "1s",
             "base_ejection_time": "2s",
             "max_ejection_time": "30s",
