@@ -99,7 +99,6 @@ async def test_half_of_the_engines_and_the_picker_down(stack: Stack) -> None:
     while_dead = [one for one in load.since(dead) if one.began < gone]
     answered = [one for one in while_dead if not one.failure]
     # Two attempts in all: when the ejection of both dead ones ends at once, a request may meet the one and the other
-    print("HALF", len(while_dead), len(answered), sum(entries[one.request_id]["attempts"] > 1 for one in while_dead))
     assert len(while_dead) - len(answered) <= 4
     assert {entries[one.request_id]["served"] for one in answered} == {engine.http.address for engine in up}
 
