@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import numpy as np
+from itertools import compress
+from statistics import median
 
 from halffull_extproc import views
 from halffull_extproc.columns import Columns
@@ -33,12 +33,25 @@ class _Medians:
 class Figures:
     """Who is in the pool, and what the policies see of each."""
 
-    __slots__ = ("_config", "_learning", "_medians", "all_normal", "columns", "least_capacity", "members", "rows")
+    __slots__ = (
+        "_config",
+        "_last_typical",
+        "_learning",
+        "_medians",
+        "_typical_at",
+        "all_normal",
+        "columns",
+        "least_capacity",
+        "members",
+        "rows",
+    )
 
     def __init__(self, config: PoolConfig, learning: Learning) -> None:
         self._config = config
         self._learning = learning
         self._medians: _Medians | None = None
+        self._last_typical: views.Typical | None = None
+        self._typical_at = 0.0
         self.members: dict[str, Member] = {}
         """By address."""
         self.rows: list[Member] = []
@@ -91,7 +104,7 @@ class Figures:
         silent = member.is_silent(now=now, stale_after=config.stale_after)
         if silent:
             total = self._total(member, now)
-            view = views.stale(ledger, now=now, total=total, typical=self._typical())
+            view = views.stale(ledger, now=now, total=total, typical=self._typical(now))
             columns.total[row] = total
         elif member.report is not None:
             view = views.reported(member.report, ledger)
@@ -105,7 +118,7 @@ class Figures:
                 pickers=config.pickers,
                 rate=member.prefill_rate.value,
                 step=member.mean_step,
-                typical=self._typical(),
+                typical=self._typical(now),
             )
             columns.total[row] = total
         else:
@@ -166,7 +179,7 @@ class Figures:
         self._write_speed(member)
 
     def _states_changed(self) -> None:
-        self.all_normal = bool(self.columns.normal.all())
+        self.all_normal = all(self.columns.normal)
 
     def _write_limits(self, member: Member) -> None:
         columns, row = self.columns, member.row
@@ -175,7 +188,7 @@ class Figures:
         columns.capacity[row] = member.capacity
 
     def _limits_changed(self) -> None:
-        self.least_capacity = float(self.columns.capacity.min(initial=math.inf))
+        self.least_capacity = min(self.columns.capacity, default=math.inf)
         lengths = [member.max_model_len for member in self.rows if member.max_model_len is not None]
         totals = [member.capacity for member in self.rows if member.total is not None]
         self._learning.sizes.longest = max(lengths, default=max(totals, default=PRIOR_TOTAL))
@@ -192,12 +205,11 @@ class Figures:
         if medians is not None and 0.0 <= now - medians.at < self._config.poll_interval:
             return medians
         columns = self.columns
-        fresh = columns.fresh > 0.0
         totals = [member.total for member in self.rows if member.total is not None]
-        total = max(1.0, float(np.median(totals)) if totals else PRIOR_TOTAL)
-        if fresh.any():
+        total = max(1.0, median(totals) if totals else PRIOR_TOTAL)
+        if any(columns.fresh):
             names = (columns.queued, columns.free, columns.kv, columns.requests, columns.budget, columns.speed)
-            queued, free, kv, requests, budget, speed = (float(np.median(column[fresh])) for column in names)
+            queued, free, kv, requests, budget, speed = (median(compress(column, columns.fresh)) for column in names)
             medians = _Medians(now, views.View(queued, free, kv, requests), total, budget, speed)
         else:
             budget = float(self._config.max_tokens_per_batch)
@@ -205,8 +217,14 @@ class Figures:
         self._medians = medians
         return medians
 
-    def _typical(self) -> views.Typical:
+    def _typical(self, now: float) -> views.Typical:
+        """Estimates of the pool, at most one poll old: for 1,000 endpoints the sums take a while."""
+        at, typical = self._typical_at, self._last_typical
+        if typical is not None and 0.0 <= now - at < self._config.poll_interval:
+            return typical
         columns, lengths = self.columns, self._learning.lengths
-        open_picks = float(columns.open @ columns.fresh)
-        queued = float(columns.queued @ columns.fresh) / open_picks if open_picks else 0.0
-        return views.Typical(lengths.ttft.value, lengths.kv_per_request, lengths.prompt.value, queued)
+        open_picks = sum(compress(columns.open, columns.fresh))
+        queued = sum(compress(columns.queued, columns.fresh)) / open_picks if open_picks else 0.0
+        typical = views.Typical(lengths.ttft.value, lengths.kv_per_request, lengths.prompt.value, queued)
+        self._typical_at, self._last_typical = now, typical
+        return typical

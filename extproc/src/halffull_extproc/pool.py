@@ -8,8 +8,6 @@ import random
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from halffull_extproc import policies
 from halffull_extproc.charges import Pick
 from halffull_extproc.endpoint import Endpoint
@@ -17,7 +15,7 @@ from halffull_extproc.figures import Figures
 from halffull_extproc.learning import Learning
 from halffull_extproc.load_report import LoadReport
 from halffull_extproc.members import FAILURES, PROBE_INTERVAL, Member, State
-from halffull_extproc.policies import Floats, Mask, Policy
+from halffull_extproc.policies import Mask, Policy
 from halffull_extproc.pool_config import PoolConfig, Source
 from halffull_extproc.pool_status import PoolStatus, pool_status
 from halffull_extproc.stock_metrics import StockSample
@@ -215,7 +213,7 @@ class Pool:
     def _choose(self, tokens: float, subset: Collection[str] | None) -> list[int]:
         """Rows in order of preference, two at most."""
         config, columns = self._config, self._figures.columns
-        scores: Floats | None = None
+        scores: list[float] | None = None
         if config.policy is Policy.SAL:
             beta = self._learning.lengths.beta if config.beta is None else config.beta
             scores = policies.sal(
@@ -246,9 +244,8 @@ class Pool:
         columns, members = figures.columns, figures.members
         normal, last = columns.normal, columns.last
         if subset is not None:
-            allowed = np.zeros(len(normal), dtype=np.bool_)
-            allowed[[members[address].row for address in subset if address in members]] = True
-            normal, last = normal & allowed, last & allowed
+            rows = {members[address].row for address in subset if address in members}
+            normal, last = ([may and row in rows for row, may in enumerate(mask)] for mask in (normal, last))
         elif figures.all_normal and tokens <= figures.least_capacity:
             yield None
             return
@@ -256,13 +253,12 @@ class Pool:
             yield normal
             yield last
             return
-        fits = columns.capacity >= tokens
-        yield normal & fits
-        yield last & fits
-        yield normal & ~fits
-        yield last & ~fits
+        fits = [capacity >= tokens for capacity in columns.capacity]
+        for fitting in (True, False):
+            for mask in (normal, last):
+                yield [may and fit is fitting for may, fit in zip(mask, fits, strict=True)]
 
-    def _rank(self, scores: Floats | None, mask: Mask | None, count: int) -> list[int]:
+    def _rank(self, scores: list[float] | None, mask: Mask | None, count: int) -> list[int]:
         columns, rng = self._figures.columns, self._rng
         if scores is not None:
             return policies.lowest(scores, requests=columns.requests, rng=rng, mask=mask, count=count)

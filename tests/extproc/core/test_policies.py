@@ -1,7 +1,7 @@
+import math
 import random
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from halffull_extproc.policies import Policy, least_request, lowest, round_robin, sal, sal_plus, uniform
 
 
-def column(*values: float) -> np.ndarray:
-    return np.array(values, dtype=np.float64)
+def column(*values: float) -> list[float]:
+    return list(map(float, values))
 
 
 def test_policies_are_spelled_as_in_the_configuration() -> None:
@@ -26,17 +26,17 @@ def test_sal_is_the_greater_of_missing_memory_and_queue() -> None:
         beta=6.0,
     )
     # 500/1000; (3500 + 500)/2000; 6·(500 − 400) against .5
-    assert scores.tolist() == [0.5, 2.0, 600.0]
+    assert scores == [0.5, 2.0, 600.0]
 
 
 def test_sal_does_not_touch_its_columns() -> None:
     queued, free = column(1, 2), column(3, 4)
     sal(5.0, queued=queued, free=free, max_tokens_per_batch=column(10, 10), beta=2.0)
-    assert queued.tolist() == [1, 2]
-    assert free.tolist() == [3, 4]
+    assert queued == [1, 2]
+    assert free == [3, 4]
 
 
-def plus(tokens: float, **changes: np.ndarray) -> list[float]:
+def plus(tokens: float, **changes: list[float]) -> list[float]:
     figures = {
         "queued": column(2000),
         "free": column(90_000),
@@ -45,8 +45,7 @@ def plus(tokens: float, **changes: np.ndarray) -> list[float]:
         "speed": column(1.0),
         "max_tokens_per_batch": column(1000),
     }
-    scores: list[float] = sal_plus(tokens, **(figures | changes), kv_weight=0.03, knee=3.0).tolist()
-    return scores
+    return sal_plus(tokens, **(figures | changes), kv_weight=0.03, knee=3.0)
 
 
 def test_sal_plus_adds_the_decode_side() -> None:
@@ -70,7 +69,7 @@ def test_sal_plus_knee_ends_at_95_percent_and_missing_memory_is_work() -> None:
 
 
 def test_sal_plus_survives_more_charges_than_memory() -> None:
-    assert all(np.isfinite(plus(500.0, free=column(-1e9))))
+    assert all(math.isfinite(score) for score in plus(500.0, free=column(-1e9)))
 
 
 def test_lowest_orders_by_score() -> None:
@@ -95,24 +94,24 @@ def test_negative_scores_tie_like_others() -> None:
 def test_remaining_ties_are_uniform(place: int) -> None:
     """Chi-square of 8 equal rows, 7 degrees of freedom: 24.3 is the 0.1% point."""
     rng = random.Random(11)
-    counts = Counter(lowest(np.zeros(8), requests=np.zeros(8), rng=rng)[place] for _ in range(8000))
+    counts = Counter(lowest([0.0] * 8, requests=[0.0] * 8, rng=rng)[place] for _ in range(8000))
     assert sum((counts[row] - 1000) ** 2 / 1000 for row in range(8)) < 24.3
 
 
 def test_mask_excludes() -> None:
-    mask = np.array([False, True, False])
-    assert lowest(column(1, 2, 3), requests=np.zeros(3), rng=random.Random(1), mask=mask) == [1]
-    assert lowest(column(1, 2, 3), requests=np.zeros(3), rng=random.Random(1), mask=mask & False) == []
+    mask = [False, True, False]
+    assert lowest(column(1, 2, 3), requests=[0.0] * 3, rng=random.Random(1), mask=mask) == [1]
+    assert lowest(column(1, 2, 3), requests=[0.0] * 3, rng=random.Random(1), mask=[False] * 3) == []
 
 
 def test_nothing_to_choose_from() -> None:
-    empty = np.zeros(0)
+    empty: list[float] = []
     rng = random.Random(1)
     assert lowest(empty, requests=empty, rng=rng) == []
     assert least_request(in_flight=empty, rng=rng) == []
     assert round_robin(after=-1, length=0) == []
     assert uniform(length=0, rng=rng) == []
-    assert sal(1.0, queued=empty, free=empty, max_tokens_per_batch=empty, beta=1.0).tolist() == []
+    assert sal(1.0, queued=empty, free=empty, max_tokens_per_batch=empty, beta=1.0) == []
     assert (
         sal_plus(
             1.0,
@@ -124,7 +123,7 @@ def test_nothing_to_choose_from() -> None:
             max_tokens_per_batch=empty,
             kv_weight=1,
             knee=1,
-        ).tolist()
+        )
         == []
     )
 
@@ -135,7 +134,7 @@ def test_nothing_to_choose_from() -> None:
 )
 def test_lowest_agrees_with_sorting(figures: list[tuple[int, int, bool]], seed: int) -> None:
     scores, requests = column(*(f[0] for f in figures)), column(*(f[1] for f in figures))
-    mask = np.array([f[2] for f in figures], dtype=np.bool_)
+    mask = [f[2] for f in figures]
     rows = lowest(scores, requests=requests, rng=random.Random(seed), mask=mask)
     expected = sorted((f[0], f[1]) for f in figures if f[2])[:2]
     assert [(scores[row], requests[row]) for row in rows] == expected
@@ -152,18 +151,18 @@ def test_least_request_prefers_fewer_in_flight_of_two_draws() -> None:
 
 
 def test_least_request_gives_two_distinct_rows_within_the_mask() -> None:
-    mask = np.array([True, False, True])
+    mask = [True, False, True]
     rng = random.Random(3)
     for _ in range(100):
-        assert sorted(least_request(in_flight=np.zeros(3), rng=rng, mask=mask)) == [0, 2]
-    assert least_request(in_flight=np.zeros(3), rng=rng, mask=np.array([False, True, False])) == [1]
+        assert sorted(least_request(in_flight=[0.0] * 3, rng=rng, mask=mask)) == [0, 2]
+    assert least_request(in_flight=[0.0] * 3, rng=rng, mask=[False, True, False]) == [1]
 
 
 def test_round_robin_takes_turns_and_skips() -> None:
     assert round_robin(after=-1, length=3) == [0, 1]
     assert round_robin(after=2, length=3) == [0, 1]
     assert round_robin(after=1, length=3) == [2, 0]
-    assert round_robin(after=0, length=3, mask=np.array([True, False, True])) == [2, 0]
+    assert round_robin(after=0, length=3, mask=[True, False, True]) == [2, 0]
 
 
 def test_random_is_uniform_and_distinct() -> None:

@@ -310,7 +310,7 @@ def test_kappa_reaches_the_policy_and_can_be_switched_off() -> None:
     assert counts[address(0)] == pytest.approx(60, abs=6)
     pool.config = PoolConfig(policy=Policy.SALPlus, source=Source.REPORT, learn_speed=False)
     assert pool.config.learn_speed is False
-    assert pool._figures.columns.speed.tolist() == [1.0, 1.0]
+    assert pool._figures.columns.speed == [1.0, 1.0]
 
 
 def test_the_policy_changes_live_but_not_the_source() -> None:

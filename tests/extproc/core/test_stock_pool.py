@@ -21,7 +21,7 @@ def test_a_sample_makes_the_figures() -> None:
     seen = endpoint(pool, 0, now=1.0)
     assert (seen.state, seen.queued, seen.free, seen.total, seen.kv) == ("ok", 0.0, 75_000.0, 100_000.0, 25_000.0)
     assert (seen.running, seen.waiting, seen.requests) == (4.0, 0.0, 4.0)
-    assert pool._figures.columns.budget.tolist() == [2048.0]
+    assert pool._figures.columns.budget == [2048.0]
 
 
 def test_picks_and_closes_move_the_figures() -> None:

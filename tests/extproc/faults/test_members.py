@@ -100,6 +100,8 @@ async def test_half_of_the_engines_and_the_picker_down(stack: Stack) -> None:
     answered = [one for one in while_dead if not one.failure]
     # Two attempts in all: when the ejection of both dead ones ends at once, a request may meet the one and the other
     assert len(while_dead) - len(answered) <= 4
+    refused = [one for one in while_dead if entries[one.request_id]["attempts"] > 1]
+    assert len(refused) <= 20, "hosts that are ejected still get requests"
     assert {entries[one.request_id]["served"] for one in answered} == {engine.http.address for engine in up}
 
 

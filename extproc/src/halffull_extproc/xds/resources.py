@@ -239,16 +239,20 @@ def _cluster_of(name: str, policy: Resource) -> Resource:
         # Its own EDS name: two clusters under one name warm only once (envoyproxy/go-control-plane#59).
         "eds_cluster_config": {"eds_config": ADS_SOURCE, "service_name": name},
         "load_balancing_policy": {"policies": [policy]},
-        # Under half healthy, Envoy would send to draining and unhealthy hosts too.
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "common_lb_config": {
+            # Under half healthy, Envoy would send to draining and unhealthy hosts too.
+            "healthy_panic_threshold": {"value": 0},
+            # Envoy keeps changes of health that follow another within a second from its workers until that is over:
+            # drained and ejected hosts would go on getting requests.
+            "update_merge_window": "0s",
+        },
         "connect_timeout": _CONNECT_TIMEOUT,
         "circuit_breakers": CIRCUIT_BREAKERS,
         # For the fallback's sake: a pick is obeyed whatever this says.
         "outlier_detection": {
             "consecutive_5xx": 5,
             # At the first refused or reset connection (and 502 to 504): P2C would go on choosing a dead host, which has
-            # the fewest requests in flight, and with two of them dead the one retry meets the other. Not as failures of
-            # local origin: that counter outlives an ejection, and probes raise it past the one value that ejects.
+            # the fewest requests in flight, and with two of them dead the one retry meets the other.
             "consecutive_gateway_failure": 1,
             "enforcing_consecutive_gateway_failure": 100,
             "interval": "1s",
