@@ -35,10 +35,10 @@ class Figures:
 
     __slots__ = (
         "_config",
-        "_last_typical",
+        "_fresh_open",
+        "_fresh_queued",
         "_learning",
         "_medians",
-        "_typical_at",
         "all_normal",
         "columns",
         "least_capacity",
@@ -50,8 +50,9 @@ class Figures:
         self._config = config
         self._learning = learning
         self._medians: _Medians | None = None
-        self._last_typical: views.Typical | None = None
-        self._typical_at = 0.0
+        # ΣQ and Σ#open of the healthy, kept up: the sums of 1,000 endpoints would take too long for each refresh.
+        self._fresh_queued = 0.0
+        self._fresh_open = 0.0
         self.members: dict[str, Member] = {}
         """By address."""
         self.rows: list[Member] = []
@@ -92,19 +93,25 @@ class Figures:
         for member in arrived:
             self._write_limits(member)
             self._write_state(member)
+        self._states_changed()
         for member in self.rows:
             self.refresh(member, now)
         self._limits_changed()
-        self._states_changed()
         return left
 
     def refresh(self, member: Member, now: float) -> None:
         """Bring an endpoint's row up to date. What depends on time is as old as the last event of that endpoint."""
         config, columns, row, ledger = self._config, self.columns, member.row, member.ledger
         silent = member.is_silent(now=now, stale_after=config.stale_after)
+        state = member.judge(now=now, silent=silent)
+        if state is not member.state:
+            member.state = state
+            member.since = now
+            self._write_state(member)
+            self._states_changed()
         if silent:
             total = self._total(member, now)
-            view = views.stale(ledger, now=now, total=total, typical=self._typical(now))
+            view = views.stale(ledger, now=now, total=total, typical=self._typical())
             columns.total[row] = total
         elif member.report is not None:
             view = views.reported(member.report, ledger)
@@ -118,19 +125,16 @@ class Figures:
                 pickers=config.pickers,
                 rate=member.prefill_rate.value,
                 step=member.mean_step,
-                typical=self._typical(now),
+                typical=self._typical(),
             )
             columns.total[row] = total
         else:
             view = self._as_the_median(member, now)
+        if columns.fresh[row]:
+            self._fresh_queued += view.queued - columns.queued[row]
+            self._fresh_open += ledger.open_count - columns.open[row]
         columns.queued[row], columns.free[row], columns.kv[row], columns.requests[row] = view
         columns.open[row] = ledger.open_count
-        state = member.judge(now=now, silent=silent)
-        if state is not member.state:
-            member.state = state
-            member.since = now
-            self._write_state(member)
-            self._states_changed()
 
     def answered(
         self,
@@ -179,7 +183,10 @@ class Figures:
         self._write_speed(member)
 
     def _states_changed(self) -> None:
-        self.all_normal = all(self.columns.normal)
+        columns = self.columns
+        self.all_normal = all(columns.normal)
+        self._fresh_queued = sum(compress(columns.queued, columns.fresh))
+        self._fresh_open = sum(compress(columns.open, columns.fresh))
 
     def _write_limits(self, member: Member) -> None:
         columns, row = self.columns, member.row
@@ -217,14 +224,7 @@ class Figures:
         self._medians = medians
         return medians
 
-    def _typical(self, now: float) -> views.Typical:
-        """Estimates of the pool, at most one poll old: for 1,000 endpoints the sums take a while."""
-        at, typical = self._typical_at, self._last_typical
-        if typical is not None and 0.0 <= now - at < self._config.poll_interval:
-            return typical
-        columns, lengths = self.columns, self._learning.lengths
-        open_picks = sum(compress(columns.open, columns.fresh))
-        queued = sum(compress(columns.queued, columns.fresh)) / open_picks if open_picks else 0.0
-        typical = views.Typical(lengths.ttft.value, lengths.kv_per_request, lengths.prompt.value, queued)
-        self._typical_at, self._last_typical = now, typical
-        return typical
+    def _typical(self) -> views.Typical:
+        lengths = self._learning.lengths
+        queued = self._fresh_queued / self._fresh_open if self._fresh_open else 0.0
+        return views.Typical(lengths.ttft.value, lengths.kv_per_request, lengths.prompt.value, queued)
