@@ -34,6 +34,7 @@ _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a second picker on the port is a mistake that should show
 )
 _WATCH_INTERVAL = 1.0  # s
+_ENTRIES_AT_ONCE = 64  # of the access log, about 1 ms
 _LOG_INTERVAL = 1.0  # s between two tracebacks: writing one takes as long as many picks, and picks wait 100 ms at most
 
 
@@ -177,8 +178,10 @@ class Server:
     async def _access_log(self, requests: Any, _context: Any) -> bytes:
         with self._ended_politely():
             async for message in requests:
-                for entry in entries(message):
+                for number, entry in enumerate(entries(message), start=1):
                     self._take(entry)
+                    if number % _ENTRIES_AT_ONCE == 0:
+                        await asyncio.sleep(0)  # picks come first
         return b""
 
     def _take(self, entry: AccessLogEntry) -> None:

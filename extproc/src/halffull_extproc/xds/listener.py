@@ -30,6 +30,8 @@ REGISTERED: Final = (_listener, _cel, _als, _stream, _router, _hcm)
 MESSAGE_TIMEOUT: Final = "0.1s"
 """What a hung picker costs a request, at most."""
 ACCESS_LOG_FLUSH: Final = "0.1s"
+ACCESS_LOG_BUFFER: Final = 4 * 1024 * 1024
+"""Bytes per worker of Envoy, some thousands of entries."""
 
 
 def listener(config: GatewayConfig) -> Resource:
@@ -155,6 +157,8 @@ def _grpc_log() -> Resource:
                 "transport_api_version": "V3",
                 "grpc_service": {"envoy_grpc": {"cluster_name": PICKER}},
                 "buffer_flush_interval": ACCESS_LOG_FLUSH,
+                # At the default of 16 kB Envoy drops entries when many requests end in the same moment.
+                "buffer_size_bytes": ACCESS_LOG_BUFFER,
             },
         },
     }
