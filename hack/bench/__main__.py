@@ -155,7 +155,7 @@ def _added(with_picker: list[float], without: list[float], percentile: float) ->
 
 
 async def _measure(*, quick: bool, say: Any) -> dict[str, Any]:
-    requests, rounds, seconds = (2_000, 2, 5.0) if quick else (10_000, 5, 20.0)
+    requests, rounds, seconds = (2_000, 2, 5.0) if quick else (10_000, 3, 10.0)
     soak = 10_000 if quick else 100_000
     with tempfile.TemporaryDirectory(prefix="halffull-bench-") as folder:
         async with AsyncExitStack() as exits:

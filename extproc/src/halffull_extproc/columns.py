@@ -3,7 +3,7 @@
 They are written when something happens to an endpoint and never rebuilt for a pick.
 """
 
-_FLOATS = ("budget", "capacity", "free", "kv", "open", "queued", "requests", "speed", "total")
+_FLOATS = ("budget", "capacity", "free", "kv", "limit", "open", "pace", "queued", "requests", "speed", "total", "work")
 _MASKS = ("fresh", "last", "normal")
 
 
@@ -18,12 +18,16 @@ class Columns:
     """Longest prompt that the endpoint can hold, tokens."""
     free: list[float]
     kv: list[float]
+    limit: list[float]
+    """The prompt up to which the policy's straight line holds, tokens (`policies.scores`, as pace and work)."""
     open: list[float]
     """Own unfinished picks."""
+    pace: list[float]
     queued: list[float]
     requests: list[float]
     speed: list[float]
     total: list[float]
+    work: list[float]
     fresh: list[bool]
     """Q comes from a fresh answer of a healthy endpoint."""
     last: list[bool]

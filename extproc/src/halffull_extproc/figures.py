@@ -11,6 +11,7 @@ from halffull_extproc.columns import Columns
 from halffull_extproc.endpoint import Endpoint
 from halffull_extproc.learning import Learning
 from halffull_extproc.members import Member, State
+from halffull_extproc.policies import Policy, sal_line, sal_plus_line
 from halffull_extproc.pool_config import PoolConfig
 
 PRIOR_TOTAL = 150_000.0
@@ -135,6 +136,7 @@ class Figures:
             self._fresh_open += ledger.open_count - columns.open[row]
         columns.queued[row], columns.free[row], columns.kv[row], columns.requests[row] = view
         columns.open[row] = ledger.open_count
+        self._write_line(row)
 
     def answered(
         self,
@@ -162,6 +164,7 @@ class Figures:
         """κ of the endpoints, or whether it counts, is another."""
         for member in self.rows:
             self._write_speed(member)
+            self._write_line(member.row)
 
     def _as_the_median(self, member: Member, now: float) -> views.View:
         medians = self._median(now)
@@ -202,6 +205,24 @@ class Figures:
 
     def _write_speed(self, member: Member) -> None:
         self.columns.speed[member.row] = member.pace.kappa if self._config.learn_speed else 1.0
+
+    def _write_line(self, row: int) -> None:
+        """What the policy in force reads at every pick, made of what changes between them."""
+        columns, config = self.columns, self._config
+        queued, free, budget = columns.queued[row], columns.free[row], columns.budget[row]
+        if config.policy is Policy.SALPlus:
+            line = sal_plus_line(
+                queued=queued,
+                free=free,
+                total=columns.total[row],
+                kv=columns.kv[row],
+                speed=columns.speed[row],
+                max_tokens_per_batch=budget,
+                kv_weight=config.kv_weight,
+            )
+        else:
+            line = sal_line(queued=queued, free=free, max_tokens_per_batch=budget)
+        columns.work[row], columns.pace[row], columns.limit[row] = line
 
     def _total(self, member: Member, now: float) -> float:
         return max(1.0, self._median(now).total if member.total is None else member.total)

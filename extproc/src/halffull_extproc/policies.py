@@ -1,6 +1,6 @@
 """The balancing policies: pure functions over columns, one entry per endpoint, called a row.
 
-Every function takes sequences of equal length and answers with rows. A mask says which rows may be chosen (None: all).
+Functions that choose take sequences of equal length and answer with rows; a mask says which may be chosen (None: all).
 Equal scores are broken by the fewest requests, then at random, never by position: at low load most picks are ties, and
 breaking them by position costs up to 30% of mean TGT (Halffull design notes). Scores are compared exactly; they tie as
 they should because charges are whole tokens, so that sums of them are exact however they came about.
@@ -12,7 +12,7 @@ calls into numpy cost several times what a short loop does. At 1,000 endpoints t
 import enum
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 Floats = Sequence[float]
 Mask = Sequence[bool]
@@ -33,59 +33,88 @@ class Policy(enum.StrEnum):
     Random = "Random"
 
 
-def sal(  # noqa: D417 (the columns are described together)
-    tokens: float, *, queued: Floats, free: Floats, max_tokens_per_batch: Floats, beta: float
-) -> list[float]:
-    """Score of SAL: max(β·(n − F), (Q + n) / max_tokens_per_batch), lower is better (arXiv 2410.17840).
+def sal(tokens: float, *, queued: float, free: float, max_tokens_per_batch: float, beta: float) -> float:
+    """Score of one endpoint by SAL: max(β·(n − F), (Q + n) / max_tokens_per_batch) (arXiv 2410.17840).
 
     Args:
         tokens: n, the estimated prompt tokens of the request.
+        queued: Q, tokens.
+        free: F, tokens.
+        max_tokens_per_batch: tokens per step.
         beta: (μ_in + μ_out) / μ_out.
-
-    Columns: queued and free in tokens, max_tokens_per_batch in tokens per step.
     """
-    return [
-        (q + tokens) / budget if tokens <= f else max(beta * (tokens - f), (q + tokens) / budget)
-        for q, f, budget in zip(queued, free, max_tokens_per_batch, strict=True)
-    ]
+    return max(beta * (tokens - free), (queued + tokens) / max_tokens_per_batch)
 
 
-def sal_plus(  # noqa: D417 (the columns are described together)
+def sal_plus(
     tokens: float,
     *,
-    queued: Floats,
-    free: Floats,
-    total: Floats,
-    kv: Floats,
-    speed: Floats,
-    max_tokens_per_batch: Floats,
+    queued: float,
+    free: float,
+    total: float,
+    kv: float,
+    speed: float,
+    max_tokens_per_batch: float,
     kv_weight: float,
     knee: float,
-) -> list[float]:
-    """Score of SALPlus in steps, lower is better (Halffull design notes).
+) -> float:
+    """Score of one endpoint by SALPlus, in steps (Halffull design notes).
 
     κ·(Q + n + w·KV + max(0, n − F)) / max_tokens_per_batch + knee·max(0, k − .7)/(1 − k),
     k = min(.95, (total − F + n)/total).
 
     Args:
         tokens: n, the estimated prompt tokens of the request.
+        queued: Q, tokens.
+        free: F, tokens.
+        total: KV cache, tokens, above 0.
+        kv: KV, tokens in the cache or to come into it.
+        speed: κ, 1 for the fastest of the pool.
+        max_tokens_per_batch: tokens per step.
         kv_weight: w, what a token in the KV cache costs beside a queued one.
         knee: weight of the memory knee, in steps.
+    """
+    used = min(KNEE_LIMIT, (total - free + tokens) / total)
+    work = queued + tokens + kv_weight * kv + max(0.0, tokens - free)
+    return speed * work / max_tokens_per_batch + knee * max(0.0, used - KNEE_FROM) / (1.0 - used)
 
-    Columns: queued, free, total and kv in tokens, total above 0; speed is κ.
+
+def scores(tokens: float, *, work: Floats, pace: Floats, limit: Floats, exact: Callable[[int], float]) -> list[float]:
+    """Scores of all endpoints, lower is better.
+
+    While memory is ample both formulas are a straight line in n, (work + n)·pace, whose columns change with the
+    endpoint and not with the request; only rows beyond it are worked out whole.
+
+    Args:
+        tokens: n.
+        work: tokens before this request, weighted.
+        pace: steps per token.
+        limit: the largest n for which the line holds.
+        exact: the formula for a row.
     """
     return [
-        slowness * (q + tokens + kv_weight * cached + (tokens - f if tokens > f else 0.0)) / budget
-        + (0.0 if size - f + tokens <= KNEE_FROM * size else knee * _knee((size - f + tokens) / size))
-        for q, f, size, cached, slowness, budget in zip(
-            queued, free, total, kv, speed, max_tokens_per_batch, strict=True
-        )
+        (before + tokens) * each if tokens <= most else exact(row)
+        for row, before, each, most in zip(range(len(work)), work, pace, limit, strict=True)
     ]
 
 
-def _knee(used: float) -> float:
-    k = min(KNEE_LIMIT, used)
-    return max(0.0, k - KNEE_FROM) / (1.0 - k)
+def sal_line(*, queued: float, free: float, max_tokens_per_batch: float) -> tuple[float, float, float]:
+    """(work, pace, limit) of SAL: to n = F nothing is missing, and the queue is the greater term."""
+    return queued, 1.0 / max_tokens_per_batch, free
+
+
+def sal_plus_line(
+    *,
+    queued: float,
+    free: float,
+    total: float,
+    kv: float,
+    speed: float,
+    max_tokens_per_batch: float,
+    kv_weight: float,
+) -> tuple[float, float, float]:
+    """(work, pace, limit) of SALPlus: to n = F − .3·total the knee does not bend yet."""
+    return queued + kv_weight * kv, speed / max_tokens_per_batch, free - (1.0 - KNEE_FROM) * total
 
 
 def lowest(

@@ -212,31 +212,45 @@ class Pool:
 
     def _choose(self, tokens: float, subset: Collection[str] | None) -> list[int]:
         """Rows in order of preference, two at most."""
-        config, columns = self._config, self._figures.columns
-        scores: list[float] | None = None
-        if config.policy is Policy.SAL:
-            beta = self._learning.lengths.beta if config.beta is None else config.beta
-            scores = policies.sal(
-                tokens, queued=columns.queued, free=columns.free, max_tokens_per_batch=columns.budget, beta=beta
-            )
-        elif config.policy is Policy.SALPlus:
-            scores = policies.sal_plus(
-                tokens,
-                queued=columns.queued,
-                free=columns.free,
-                total=columns.total,
-                kv=columns.kv,
-                speed=columns.speed,
-                max_tokens_per_batch=columns.budget,
-                kv_weight=config.kv_weight,
-                knee=config.knee,
-            )
+        scores = self._scores(tokens)
         rows: list[int] = []
         for mask in self._tiers(tokens, subset):
             rows += self._rank(scores, mask, 2 - len(rows))
             if len(rows) >= 2:
                 break
         return rows
+
+    def _scores(self, tokens: float) -> list[float] | None:
+        """By row, lower is better; None for policies that need none."""
+        config, columns = self._config, self._figures.columns
+        if config.policy is Policy.SAL:
+            beta = self._learning.lengths.beta if config.beta is None else config.beta
+
+            def exact(row: int) -> float:
+                return policies.sal(
+                    tokens,
+                    queued=columns.queued[row],
+                    free=columns.free[row],
+                    max_tokens_per_batch=columns.budget[row],
+                    beta=beta,
+                )
+        elif config.policy is Policy.SALPlus:
+
+            def exact(row: int) -> float:
+                return policies.sal_plus(
+                    tokens,
+                    queued=columns.queued[row],
+                    free=columns.free[row],
+                    total=columns.total[row],
+                    kv=columns.kv[row],
+                    speed=columns.speed[row],
+                    max_tokens_per_batch=columns.budget[row],
+                    kv_weight=config.kv_weight,
+                    knee=config.knee,
+                )
+        else:
+            return None
+        return policies.scores(tokens, work=columns.work, pace=columns.pace, limit=columns.limit, exact=exact)
 
     def _tiers(self, tokens: float, subset: Collection[str] | None) -> Iterator[Mask | None]:
         """Masks of who may be picked, the better ones first; None: everyone."""

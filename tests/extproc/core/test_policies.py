@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halffull_extproc.policies import Policy, least_request, lowest, round_robin, sal, sal_plus, uniform
+from halffull_extproc.policies import (
+    Policy,
+    least_request,
+    lowest,
+    round_robin,
+    sal,
+    sal_line,
+    sal_plus,
+    sal_plus_line,
+    scores,
+    uniform,
+)
 
 
 def column(*values: float) -> list[float]:
@@ -18,58 +29,84 @@ def test_policies_are_spelled_as_in_the_configuration() -> None:
 
 
 def test_sal_is_the_greater_of_missing_memory_and_queue() -> None:
-    scores = sal(
-        500.0,
-        queued=column(0, 3500, 0),
-        free=column(10_000, 10_000, 400),
-        max_tokens_per_batch=column(1000, 2000, 1000),
-        beta=6.0,
-    )
-    # 500/1000; (3500 + 500)/2000; 6·(500 − 400) against .5
-    assert scores == [0.5, 2.0, 600.0]
+    assert sal(500.0, queued=0, free=10_000, max_tokens_per_batch=1000, beta=6.0) == 0.5
+    assert sal(500.0, queued=3500, free=10_000, max_tokens_per_batch=2000, beta=6.0) == 2.0
+    assert sal(500.0, queued=0, free=400, max_tokens_per_batch=1000, beta=6.0) == 600.0  # 6·(500 − 400) against .5
 
 
-def test_sal_does_not_touch_its_columns() -> None:
-    queued, free = column(1, 2), column(3, 4)
-    sal(5.0, queued=queued, free=free, max_tokens_per_batch=column(10, 10), beta=2.0)
-    assert queued == [1, 2]
-    assert free == [3, 4]
-
-
-def plus(tokens: float, **changes: list[float]) -> list[float]:
-    figures = {
-        "queued": column(2000),
-        "free": column(90_000),
-        "total": column(100_000),
-        "kv": column(12_000),
-        "speed": column(1.0),
-        "max_tokens_per_batch": column(1000),
+def plus(tokens: float, **changes: float) -> float:
+    figures: dict[str, float] = {
+        "queued": 2000,
+        "free": 90_000,
+        "total": 100_000,
+        "kv": 12_000,
+        "speed": 1.0,
+        "max_tokens_per_batch": 1000,
     }
     return sal_plus(tokens, **(figures | changes), kv_weight=0.03, knee=3.0)
 
 
 def test_sal_plus_adds_the_decode_side() -> None:
     # (2000 + 500 + .03·12000)/1000, k = (10000 + 500)/100000 is below the knee
-    assert plus(500.0) == pytest.approx([2.86])
+    assert plus(500.0) == pytest.approx(2.86)
 
 
 def test_sal_plus_multiplies_by_how_slow_the_engine_is() -> None:
-    assert plus(500.0, speed=column(2.0)) == pytest.approx([5.72])
+    assert plus(500.0, speed=2.0) == pytest.approx(5.72)
 
 
 def test_sal_plus_knee() -> None:
     # k = (100000 − 20500 + 500)/100000 = .8 → 3·.1/.2
-    assert plus(500.0, free=column(20_500), kv=column(0), queued=column(0)) == pytest.approx([0.5 + 1.5])
+    assert plus(500.0, free=20_500, kv=0, queued=0) == pytest.approx(0.5 + 1.5)
 
 
 def test_sal_plus_knee_ends_at_95_percent_and_missing_memory_is_work() -> None:
     # n − F = 400 tokens are missing; k would be 1.004, and counts as .95 → 3·.25/.05
-    got = plus(500.0, free=column(100), kv=column(0), queued=column(0))
-    assert got == pytest.approx([(500 + 400) / 1000 + 15.0])
+    assert plus(500.0, free=100, kv=0, queued=0) == pytest.approx((500 + 400) / 1000 + 15.0)
 
 
 def test_sal_plus_survives_more_charges_than_memory() -> None:
-    assert all(math.isfinite(score) for score in plus(500.0, free=column(-1e9)))
+    assert math.isfinite(plus(500.0, free=-1e9))
+
+
+FIGURES = st.fixed_dictionaries(
+    {
+        "queued": st.integers(0, 500_000),
+        "free": st.integers(-50_000, 300_000),
+        "total": st.integers(1, 300_000),
+        "kv": st.integers(0, 400_000),
+        "speed": st.floats(1, 5),
+        "max_tokens_per_batch": st.integers(256, 20_000),
+    }
+)
+
+
+@given(endpoints=st.lists(FIGURES, max_size=6), tokens=st.integers(1, 200_000))
+def test_the_straight_lines_say_what_the_formulas_say(endpoints: list[dict[str, float]], tokens: int) -> None:
+    def exact_sal(row: int) -> float:
+        return sal(tokens, **picked(endpoints[row], "queued", "free", "max_tokens_per_batch"), beta=6.5)
+
+    def exact_plus(row: int) -> float:
+        return sal_plus(tokens, **endpoints[row], kv_weight=0.03, knee=3.0)
+
+    for exact, lines in (
+        (exact_sal, [sal_line(**picked(each, "queued", "free", "max_tokens_per_batch")) for each in endpoints]),
+        (exact_plus, [sal_plus_line(**each, kv_weight=0.03) for each in endpoints]),
+    ):
+        work, pace, limit = ([line[place] for line in lines] for place in range(3))
+        got = scores(tokens, work=work, pace=pace, limit=limit, exact=exact)
+        assert got == pytest.approx([exact(row) for row in range(len(endpoints))], rel=1e-9, abs=1e-9)
+
+
+def picked(figures: dict[str, float], *names: str) -> dict[str, float]:
+    return {name: figures[name] for name in names}
+
+
+def test_equal_endpoints_tie_exactly() -> None:
+    line = sal_plus_line(queued=1234, free=9e4, total=1e5, kv=777, speed=1.3, max_tokens_per_batch=1000, kv_weight=0.03)
+    work, pace, limit = ([figure] * 3 for figure in line)
+    got = scores(321.0, work=work, pace=pace, limit=limit, exact=lambda _: -1.0)
+    assert len(set(got)) == 1
 
 
 def test_lowest_orders_by_score() -> None:
@@ -111,21 +148,7 @@ def test_nothing_to_choose_from() -> None:
     assert least_request(in_flight=empty, rng=rng) == []
     assert round_robin(after=-1, length=0) == []
     assert uniform(length=0, rng=rng) == []
-    assert sal(1.0, queued=empty, free=empty, max_tokens_per_batch=empty, beta=1.0) == []
-    assert (
-        sal_plus(
-            1.0,
-            queued=empty,
-            free=empty,
-            total=empty,
-            kv=empty,
-            speed=empty,
-            max_tokens_per_batch=empty,
-            kv_weight=1,
-            knee=1,
-        )
-        == []
-    )
+    assert scores(1.0, work=empty, pace=empty, limit=empty, exact=lambda _: 0.0) == []
 
 
 @given(
