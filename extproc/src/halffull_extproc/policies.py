@@ -123,18 +123,27 @@ def lowest(
     """Up to `count` distinct rows in ascending order of score; ties by fewest requests, then at random."""
     left = list(scores) if mask is None else [s if m else math.inf for s, m in zip(scores, mask, strict=True)]
     rows: list[int] = []
-    for _ in range(min(count, len(left))):
-        best = min(left)
-        if best == math.inf:
-            break
-        row = left.index(best)
-        if left.count(best) > 1:
-            ties = [tied for tied, score in enumerate(left) if score == best]
-            fewest = min(requests[tied] for tied in ties)
-            row = rng.choice([tied for tied in ties if requests[tied] == fewest])
-        rows.append(row)
-        left[row] = math.inf
+    while len(rows) < count and (best := min(left, default=math.inf)) < math.inf:
+        if left.count(best) == 1:
+            rows.append(left.index(best))
+        else:
+            ties = [row for row, score in enumerate(left) if score == best]
+            rows += _fewest(ties, requests, rng=rng, count=count - len(rows))
+        for row in rows:
+            left[row] = math.inf
     return rows
+
+
+def _fewest(ties: list[int], requests: Floats, *, rng: random.Random, count: int) -> list[int]:
+    """Up to `count` of the rows in ascending order of requests; equal ones at random."""
+    loads = [requests[row] for row in ties]
+    chosen: list[int] = []
+    while len(chosen) < count and (fewest := min(loads)) < math.inf:
+        among = [place for place, load in enumerate(loads) if load == fewest]
+        for place in rng.sample(among, min(count - len(chosen), len(among))):
+            chosen.append(ties[place])
+            loads[place] = math.inf
+    return chosen
 
 
 def least_request(*, in_flight: Floats, rng: random.Random, mask: Mask | None = None, count: int = 2) -> list[int]:
