@@ -124,6 +124,16 @@ async def _paced_cost(child: Child, port: int, *, seconds: float) -> float:
     return (child.cpu_seconds() - before) / len(latencies) * 1e6
 
 
+async def _growth(child: Child, port: int, *, requests: int) -> float:
+    """MB by which a process grows over so many requests, after a fifth of them as a warm-up."""
+    assert child.pid is not None
+    process = psutil.Process(child.pid)
+    await closed_loop(port, requests=requests // 5)
+    before = process.memory_info().rss
+    await closed_loop(port, requests=requests)
+    return float((process.memory_info().rss - before) / 2**20)
+
+
 def _picks() -> dict[str, float]:
     """µs of one pick and its close, by number of endpoints, the slower of SAL and SALPlus."""
     report = decode_load_report(Load.body)
@@ -185,12 +195,8 @@ async def _measure(*, quick: bool, say: Any) -> dict[str, Any]:
                 plain += await paced(plain_port, rate=100, seconds=seconds)
 
             say(f"{soak} requests, for the memory")
-            assert stack.picker.pid is not None
-            process = psutil.Process(stack.picker.pid)
-            await closed_loop(port, requests=soak // 5)
-            before = process.memory_info().rss
-            await closed_loop(port, requests=soak)
-            grown = (process.memory_info().rss - before) / 2**20
+            grown = await _growth(stack.picker, port, requests=soak)
+            grown_empty = await _growth(empty, empty_port, requests=soak)
             gone = await stack.envoy_stats(r"^http\.ingress\..*ext_proc.*(failure_mode_allowed|timeouts)$")
 
             say("1,000 endpoints")
@@ -220,6 +226,7 @@ async def _measure(*, quick: bool, say: Any) -> dict[str, Any]:
         "pick_us": _picks(),
         "poll_1000_cores": round(cores, 2),
         "rss_growth_mb": round(grown, 1),
+        "rss_growth_mb_empty_handler": round(grown_empty, 1),
         "rss_growth_requests": soak,
         "empty_handler_us_per_request": round(least),
         "empty_handler_us_per_request_100rps": round(paced_least),
