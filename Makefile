@@ -23,7 +23,7 @@ demo: $(VENV)/.ready  ## real Envoy, the picker, emulated GPUs, a production tra
 	$(BIN)/halffull demo $(ARGS)
 
 test: $(VENV)/.ready  ## units, properties and everything through the real Envoy, ≤ 5 minutes
-	$(BIN)/pytest -n 4 --dist loadfile -m "not soak" $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile -m "not soak" $(ARGS)
 
 soak: $(VENV)/.ready  ## the long waits: silences of minutes, 20-minute streams, keep-alive races
 	$(BIN)/pytest -n 5 -m soak --timeout 1800 tests/extproc/soak $(ARGS)
