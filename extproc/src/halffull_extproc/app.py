@@ -118,6 +118,7 @@ class Picker:
         self.ads.set_endpoints(endpoints)
         self.poller.update(endpoints)
         self.known.set()
+        self.trouble("engines")("" if endpoints else "the list of endpoints is empty: every request is refused")
         _log.info(
             "endpoints changed",
             endpoints=len(after),

@@ -14,6 +14,7 @@ import prometheus_client
 import uvloop
 
 from halffull_extproc import app, log
+from halffull_extproc.addresses import split_address
 from halffull_extproc.discovery.config_map import first_text
 from halffull_extproc.discovery.file import MAX_ENDPOINTS_BYTES, FileError, parse_endpoints, read_text
 from halffull_extproc.discovery.kube import KubeError, connect, own_namespace
@@ -23,8 +24,15 @@ from halffull_extproc.load_report import load_report_schema
 from halffull_extproc.pool import Source
 from halffull_extproc.settings import MAX_BYTES, Settings, SettingsError, TlsFiles, load_settings, picker_schema
 from halffull_extproc.status import own_version
-from halffull_extproc.tls import TlsError
-from halffull_extproc.wiring import ConfigSource, picker_address, picker_tls, ranks_polled, ready_address
+from halffull_extproc.tls import SelfSigned, TlsError, read
+from halffull_extproc.wiring import (
+    ConfigSource,
+    gateway_config,
+    picker_address,
+    picker_tls,
+    ranks_polled,
+    ready_address,
+)
 from halffull_extproc.xds.bootstrap import bootstrap
 
 BAD_INPUT: Final = 2
@@ -203,6 +211,11 @@ def _collect_in_small_portions() -> None:
 
 def _bootstrap(options: argparse.Namespace) -> None:
     settings, _, _ = _load(options)
+    taken = {split_address(settings.gateway.listen)[1]: "gateway.listen"}
+    for flag, port in (("--admin-port", options.admin_port), ("--ready-port", options.ready_port)):
+        if port in taken:
+            raise SettingsError(f"{flag} {port}: the port is {taken[port]}'s already")
+        taken[port] = flag
     print(
         bootstrap(
             picker=picker_address(settings),
@@ -219,6 +232,9 @@ def _check(options: argparse.Namespace) -> None:
     endpoints = _endpoints(settings, source)
     poll = f"every {settings.poll_interval * 1000:g} ms, stale after {settings.stale_after:g} s"
     gateway, listen = settings.gateway, settings.listen
+    for pair in (gateway_config(settings).tls, picker_tls(settings)):
+        if pair is not None and not isinstance(pair, SelfSigned):
+            read(pair)
     if settings.source is Source.REPORT:
         load = f"load reports, port {settings.load_port}, {settings.ranks} rank(s), {poll}"
     else:
@@ -238,7 +254,9 @@ def _check(options: argparse.Namespace) -> None:
     service, pool = settings.endpoints.service, settings.endpoints.inference_pool
     if endpoints is not None:
         lines.append(("endpoints", f"{len(endpoints)} from {source.beside(str(settings.endpoints.file))}"))
-        lines += [("", f"{endpoint.address}, load port {endpoint.load_port}") for endpoint in endpoints[:10]]
+        for endpoint in endpoints[:10]:
+            port = f", load port {endpoint.load_port}" if settings.source is Source.REPORT else ""
+            lines.append(("", endpoint.address + port))
         if len(endpoints) > 10:
             lines.append(("", f"and {len(endpoints) - 10} more"))
     elif service:

@@ -264,9 +264,7 @@ def load_settings(text: str, *, source: str) -> Settings:
     if isinstance(document.value, dict):
         version = document.value.get("version")
         if version is not None and (isinstance(version, bool) or version != VERSION):
-            raise document.error(
-                ("version",), f"{str(version)[:40]} is not supported; this picker reads version {VERSION}"
-            )
+            raise document.error(("version",), f"{version!r:.40} is not supported; allowed: the number {VERSION}")
     settings = convert(document, Settings)
     for path, problem in _problems(settings, document):
         raise document.error(path, problem)

@@ -59,7 +59,7 @@ def status_json(snapshot: Snapshot) -> bytes:
         endpoint["polls"] = poll.answers if poll else 0
         endpoint["poll_failures"] = sum(poll.failures.values()) if poll else 0
     troubles = [{"about": about, "text": text} for about, text in sorted(snapshot.troubles.items()) if text]
-    if snapshot.config_error:
+    if snapshot.config_error and not snapshot.troubles.get("configuration"):  # the newest is what counts
         troubles.insert(0, {"about": "configuration", "text": f"{snapshot.config_error} (the last good one stands)"})
     if snapshot.config_at_start:
         text = f"edited, applied at the next start: {', '.join(snapshot.config_at_start)}"

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 COMMANDS = {
     "demo": "real Envoy, the picker and emulated GPUs under a production trace: SAL against P2C",
@@ -18,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; its exit code, 2 for wrong usage or an error of one line, 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="halffull", description="Halffull's lab.")
+    parser.add_argument("--version", action="version", version=version("halffull-lab"))
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     called = next((argument for argument in arguments if argument in COMMANDS), None)
     module = importlib.import_module(_MODULES.get(called, f"halffull_lab.{called}")) if called else None

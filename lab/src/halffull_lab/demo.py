@@ -22,6 +22,7 @@ import psutil
 import uvloop
 from rich.console import Console
 
+from halffull_lab.arguments import port, positive
 from halffull_lab.conduct import Conductor, Leg, Score
 from halffull_lab.latency import PROFILES
 from halffull_lab.progress import ProgressLine
@@ -83,11 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="azure-conv, azure-code, or a file (see halffull replay --help; default: %(default)s)",
     )
     parser.add_argument(
-        "--rate", type=float, help=f"requests/s over all engines, in trace time (default: {LOAD} × saturation)"
+        "--rate", type=positive, help=f"requests/s over all engines, in trace time (default: {LOAD} × saturation)"
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=positive,
         help=f"wall seconds of arrivals in each run (default: {_FULL_LENGTHS.run:g}, quick: {_QUICK_LENGTHS.run:g})",
     )
     parser.add_argument(
@@ -99,10 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--load",
         choices=("report", "metrics"),
-        default="metrics",
-        help="how they say their load: Halffull's report, or stock vLLM's metrics (default: %(default)s)",
+        help="how they say their load: Halffull's report, or stock vLLM's metrics (default: metrics)",
     )
-    own.add_argument("--load-port", type=int, default=9400, help="port of their load reports (default: %(default)s)")
+    own.add_argument("--load-port", type=port, help="port of their load reports (default: 9400)")
     own.add_argument("--model", help="model name to ask for (default: the first that the first server lists)")
     own.add_argument("--api-key", help="key that they want (default: $OPENAI_API_KEY)")
 
@@ -135,7 +135,7 @@ async def _until_terminated(demo: Any) -> Comparison:
 
 
 async def _demo(args: argparse.Namespace, console: Console) -> Comparison:
-    own = args.engines.split(",") if args.engines else []
+    own = _own_servers(args)
     speed = _speed(args, own=bool(own))
     lengths = _QUICK_LENGTHS if args.quick else _FULL_LENGTHS
     target = await _own_target(args, own) if own else Target(url="")
@@ -190,6 +190,20 @@ async def _demo(args: argparse.Namespace, console: Console) -> Comparison:
             *(["quick: short runs, without RoundRobin and Random; intervals are wide"] if args.quick else []),
         ),
     )
+
+
+def _own_servers(args: argparse.Namespace) -> list[str]:
+    """The URLs of `--engines`; fills in the defaults of the options that go with it."""
+    if args.engines is None:
+        for name in ("load", "load_port", "model", "api_key"):
+            if getattr(args, name) is not None:
+                raise DemoError(f"--{name.replace('_', '-')} goes with --engines only")
+    own = [url.strip() for url in (args.engines or "").split(",")] if args.engines is not None else []
+    if "" in own:
+        raise DemoError(f"--engines {args.engines!r}: an empty URL")
+    args.load = args.load or "metrics"
+    args.load_port = args.load_port or 9400
+    return own
 
 
 def _speed(args: argparse.Namespace, *, own: bool) -> float:

@@ -17,6 +17,7 @@ from typing import Final
 import uvicorn
 import uvloop
 
+from halffull_lab.arguments import port, positive
 from halffull_lab.engine_app import EngineApp, ServerOptions
 from halffull_lab.engine_requests import EngineLimits
 from halffull_lab.latency import PROFILES
@@ -79,9 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alpha", type=float, default=defaults.alpha, help="of LARRY")
     parser.add_argument("--model", default=defaults.model, help="served name")
     parser.add_argument("--host", default="127.0.0.1", help=":: takes IPv4 too")
-    parser.add_argument("--port", type=int, default=8000, help="OpenAI API; 0: a free one")
-    parser.add_argument("--load-port", type=int, default=9400, help="load report; 0: a free one")
-    parser.add_argument("--speed", type=float, default=defaults.speed, help="virtual seconds per second")
+    parser.add_argument("--port", type=port, default=8000, help="OpenAI API; 0: a free one")
+    parser.add_argument("--load-port", type=port, default=9400, help="load report; 0: a free one")
+    parser.add_argument("--speed", type=positive, default=defaults.speed, help="virtual seconds per second")
     parser.add_argument(
         "--stream-interval", type=int, default=defaults.stream_interval, help="tokens per event, after the first token"
     )

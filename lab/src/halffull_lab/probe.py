@@ -18,6 +18,7 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
+from halffull_lab.arguments import http_url
 from halffull_lab.sse import EventParser
 
 Facts = dict[str, Any]
@@ -331,8 +332,10 @@ def table(facts: Mapping[str, Facts]) -> Table:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `halffull probe`."""
-    parser.add_argument("url", metavar="URL", help="of the OpenAI API, without /v1")
-    parser.add_argument("--load-url", metavar="URL", help="of the load report; none: only what every vLLM has")
+    parser.add_argument("url", metavar="URL", type=http_url, help="of the OpenAI API, without /v1")
+    parser.add_argument(
+        "--load-url", metavar="URL", type=http_url, help="of the load report; none: only what every vLLM has"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the facts to this file, too")
 
 

@@ -10,6 +10,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from halffull_lab.arguments import http_url, positive
 from halffull_lab.figures import percentiles
 from halffull_lab.replay import Replay, Run, Target, bottlenecks
 from halffull_lab.results import Result, measure, run_json
@@ -24,29 +25,31 @@ TRACE_HELP = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `halffull replay`."""
-    parser.add_argument("--url", required=True, help="base URL of an OpenAI-compatible server or gateway")
+    parser.add_argument(
+        "--url", required=True, type=http_url, help="base URL of an OpenAI-compatible server or gateway"
+    )
     parser.add_argument(
         "--trace",
         required=True,
         help=TRACE_HELP,
     )
     speed = parser.add_mutually_exclusive_group()
-    speed.add_argument("--rate", type=float, help="rescale to so many requests/s")
-    speed.add_argument("--factor", type=float, help="replay so many times as fast")
+    speed.add_argument("--rate", type=positive, help="rescale to so many requests/s")
+    speed.add_argument("--factor", type=positive, help="replay so many times as fast")
     parser.add_argument(
         "--slice", default="0-100", metavar="A-B", help="rows from A%% to B%% of the trace (default: %(default)s)"
     )
-    parser.add_argument("--seconds", type=float, help="only what arrives within so many seconds")
+    parser.add_argument("--seconds", type=positive, help="only what arrives within so many seconds")
     parser.add_argument(
         "--speed",
-        type=float,
+        type=positive,
         default=1.0,
         help="trace seconds per wall second, for engines that run dilated as well (default: %(default)s)",
     )
     parser.add_argument("--model", default="emulated", help="model name (default: %(default)s)")
     parser.add_argument("--api-key", help="default: $OPENAI_API_KEY")
     parser.add_argument(
-        "--timeout", type=float, default=600.0, help="wall seconds for one request (default: %(default)s)"
+        "--timeout", type=positive, default=600.0, help="wall seconds for one request (default: %(default)s)"
     )
     parser.add_argument("--out", type=Path, help="write results.json here")
 

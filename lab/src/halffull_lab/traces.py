@@ -33,6 +33,10 @@ BUNDLED = {
 _NAMED_ROWS = 3  # left-out rows that a note names one by one
 
 
+MOST_TOKENS = 10_000_000
+"""A longer prompt or output is a mistake in the trace, and would fill the client's memory."""
+
+
 class TraceError(ValueError):
     """A trace cannot be read or used; the message names the file and, where there is one, the line."""
 
@@ -212,8 +216,8 @@ def _moment(value: str) -> float:
 
 def _tokens(value: Any) -> int:
     number = float(value)
-    if not number.is_integer() or number < 0:
-        raise ValueError(f"{value!r} is not a number of tokens")
+    if not number.is_integer() or not 0 <= number <= MOST_TOKENS:
+        raise ValueError(f"{value!r} is not a number of tokens up to {MOST_TOKENS:,}")
     return int(number)
 
 

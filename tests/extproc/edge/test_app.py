@@ -177,3 +177,10 @@ def test_files_that_the_configuration_names_lie_beside_it() -> None:
     )
     assert str(ConfigSource(name="/etc/halffull/picker.yaml").beside("/data/e.yaml")) == "/data/e.yaml"
     assert str(ConfigSource(name="picker", namespace="ns").beside("e.yaml")) == "e.yaml"
+
+
+def test_an_empty_list_of_endpoints_is_trouble(picker: Picker) -> None:
+    picker.reconcile([])
+    assert "empty" in picker.snapshot().troubles["engines"]
+    picker.reconcile([FIRST])
+    assert not picker.snapshot().troubles["engines"]

@@ -175,3 +175,16 @@ def test_the_bootstrap_names_the_pickers_socket(folder: Path, capsys: pytest.Cap
     assert document["admin"]["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 1234}
     assert f"path: {folder}/p.sock" in said
     assert "port_value: 1235" in said
+
+
+def test_the_bootstrap_refuses_a_port_twice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "picker.yaml").write_text(SMALLEST + "gateway: {listen: '127.0.0.1:8000'}\n")
+    for ports, said in ((("8000", "9902"), "gateway.listen"), (("9901", "9901"), "--admin-port")):
+        argv = ["bootstrap", "--config", "picker.yaml", "--admin-port", ports[0], "--ready-port", ports[1]]
+        assert refused(argv, capsys).endswith(f"the port is {said}'s already")
+
+
+def test_check_looks_for_the_certificates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for where in ("gateway", "listen"):
+        (folder / "picker.yaml").write_text(SMALLEST + f"{where}: {{tls: {{certFile: no.crt, keyFile: no.key}}}}\n")
+        assert "no.crt" in refused(["check", "--config", "picker.yaml"], capsys)

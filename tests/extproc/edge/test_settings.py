@@ -84,7 +84,7 @@ def test_metrics_are_another_source() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("version: 2\nfoo: 1\n", "picker.yaml:1: version: 2 is not supported; this picker reads version 1"),
+        ("version: 2\nfoo: 1\n", "picker.yaml:1: version: 2 is not supported; allowed: the number 1"),
         ("policy: SAL\n", "picker.yaml:1: version: is missing; allowed: 1"),
         (SMALLEST + "\npol: 3\n", "picker.yaml:5: pol: unknown key; allowed: the keys version, policy, endpoints"),
         (SMALLEST + "poll:\n  # slow\n  interval: 100\n", "picker.yaml:6: poll.interval: '100' does not fit; allowed: a dur"),

@@ -47,6 +47,11 @@ def test_troubles_are_lines_for_people() -> None:
     ]
 
 
+def test_of_two_troubles_with_the_configuration_the_newest_is_told() -> None:
+    troubles = document(config_error="picker.yaml:1: old", troubles={"configuration": "picker.yaml: gone"})["troubles"]
+    assert [one["text"] for one in troubles] == ["picker.yaml: gone"]
+
+
 def test_figures_that_are_not_finite_are_null() -> None:
     pool = pool_of("10.0.0.1:80")
     assert b"NaN" not in status_json(snapshot_of(pool, uptime=float("nan")))

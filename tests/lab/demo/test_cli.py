@@ -42,10 +42,12 @@ def test_every_command_has_help(command: str) -> None:
         ["replay", "--url", "http://127.0.0.1:9", "--trace", "/nonexistent.csv"],
         ["replay", "--url", "http://127.0.0.1:9", "--trace", "azure-conv", "--slice", "50"],
         ["replay", "--url", "http://127.0.0.1:9", "--trace", "azure-conv", "--slice", "50-40"],
-        ["replay", "--url", "http://127.0.0.1:9", "--trace", "azure-conv", "--rate", "0"],
         ["demo", "--trace", "/nonexistent.csv"],
         ["demo", "--speed", "0"],
         ["demo", "--rate", "0.001"],
+        ["demo", "--load", "report"],
+        ["demo", "--load-port", "9400"],
+        ["demo", "--engines", ","],
         ["demo", "--engines", "https://127.0.0.1:9", "--model", "m", "--rate", "9"],
         ["demo", "--engines", "http://127.0.0.1:9", "--model", "m"],
         ["demo", "--engines", "http://127.0.0.1:9", "--rate", "9"],
@@ -59,8 +61,32 @@ def test_wrong_usage_is_one_line_and_exit_code_2(argv: list[str], capsys: pytest
     assert error.startswith(f"halffull {argv[0]}: ")
 
 
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["replay", "--url", "http://h", "--trace", "azure-conv", "--rate", "0"], "'0' does not fit"),
+        (["replay", "--url", "http://h", "--trace", "azure-conv", "--speed", "0"], "'0' does not fit"),
+        (["replay", "--url", "http://h", "--trace", "azure-conv", "--timeout", "-1"], "'-1' does not fit"),
+        (["replay", "--url", "foo", "--trace", "azure-conv"], "'foo' is no URL"),
+        (["probe", "ftp://h"], "'ftp://h' is no URL"),
+        (["demo", "--rate", "inf"], "'inf' does not fit"),
+        (["demo", "--seconds", "0"], "'0' does not fit"),
+        (["demo", "--load-port", "99999"], "'99999' is no port"),
+        (["engine", "--port", "70000"], "'70000' is no port"),
+        (["engine", "--load-port", "-1"], "--load-port"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused(
+    argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(argv)
+    assert caught.value.code == 2
+    assert reason in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_rate_and_factor_together_are_refused() -> None:
-    done = run("replay", "--url", "u", "--trace", "t", "--rate", "1", "--factor", "1")
+    done = run("replay", "--url", "http://h", "--trace", "t", "--rate", "1", "--factor", "1")
     assert done.returncode == 2
     assert "not allowed with" in done.stderr
 

@@ -85,6 +85,7 @@ def test_many_left_out_rows_are_counted() -> None:
         (OWN + "2,1.5,5\n", "line 4: '1.5' is not a number of tokens"),
         (OWN + "2,-1,5\n", "line 4: '-1' is not a number of tokens"),
         (OWN + "2,inf,5\n", "line 4: "),
+        (OWN + "2,99999999999,5\n", "line 4: '99999999999' is not a number of tokens up to 10,000,000"),
         (OWN + "nan,1,5\n", "line 4: time 'nan' is not finite"),
         (OWN + "2,1\n", "line 4: 2 of 3 columns"),
         (AZURE + "yesterday,1,1\n", "line 4: Invalid isoformat string: 'yesterday'"),
