@@ -32,20 +32,20 @@ async def test_killed_and_restarted_under_load(stack: Stack) -> None:
 
         stack.picker.kill()
         killed = time.monotonic()
-        unpicked = await load.more(100)
+        unpicked = await load.more(60)
         on_p2c = await served(stack) - passed
-        assert await ext_proc(stack, "failure_mode_allowed") >= allowed + 100
+        assert await ext_proc(stack, "failure_mode_allowed") >= allowed + 60
         assert len(on_p2c) == 4, "P2C sends to every engine"
-        assert sum(on_p2c.values()) >= 100
+        assert sum(on_p2c.values()) >= 60
 
         await stack.start_picker()
+        restarted = time.monotonic()
         await picks_go_on(stack)
         picked = await load.more(30)
-        restarted = time.monotonic()
     assert [one.failure for one in load.failed] == []
     assert long.ended is not None
     assert long.began < killed < restarted < long.ended, "the long stream does not span it: make it longer"
-    entries = await logged(stack, unpicked[:100])
+    entries = await logged(stack, unpicked[:60])
     assert {entry["picked"] for entry in entries.values()} == {None}
     entries = await logged(stack, picked)
     obeyed = [entry["served"] == entry["picked"].split(",")[0] for entry in entries.values() if entry["picked"]]
