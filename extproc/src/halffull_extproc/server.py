@@ -78,6 +78,7 @@ class Server:
         self._tls = tls
         self._stopping = False
         self._streams: dict[asyncio.Task[Any], Stream | None] = {}
+        self._reading: set[asyncio.Task[Any]] = set()  # those that wait for the gateway
         self._servers: list[Any] = []
         self._logged_at = -math.inf
 
@@ -118,7 +119,8 @@ class Server:
         """
         self._stopping = True
         for task, stream in list(self._streams.items()):
-            if stream is None or stream.settled:
+            # Not one that is writing: grpc cannot end a stream whose message is still on its way.
+            if stream is None or (stream.settled and task in self._reading):
                 task.cancel()
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
         self._servers.clear()
@@ -146,15 +148,23 @@ class Server:
         self._streams[task] = stream
         read, write, end = context.read, context.write, grpc.aio.EOF
         try:
-            while (message := await read()) is not end:
+            while True:
+                self._reading.add(task)
+                message = await read()
+                self._reading.discard(task)
+                if message is end:
+                    break
                 for answer in stream.receive(message):
                     await write(answer)
                 if stream.state is State.FAILED:
                     await self._fail(stream, context)
+                if self._stopping and stream.settled:  # `stop` met it while it wrote
+                    break
         except asyncio.CancelledError:
             if not self._stopping or not stream.settled:
                 raise  # the client left, or grace ran out
         finally:
+            self._reading.discard(task)
             del self._streams[task]
             try:
                 stream.closed()
