@@ -17,7 +17,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from halffull_larry.snapshot import Snapshot
 
@@ -120,19 +120,28 @@ def _bind(family: int, address: tuple[Any, ...], *, dual_stack: bool) -> socket.
 
 
 class LoadServer:
-    """Serves what `body` returns.
+    """Serves what `body` returns at /load, and what `metrics` returns at /metrics.
 
-    `body` is called in the server's thread, once per request, and must not block; it returns the JSON text, or None to
-    say nothing and leave the connection open (how the lab emulates an engine that hangs).
+    Both are called in the server's thread, once per request, and must not block. `body` returns the JSON text, or None
+    to say nothing and leave the connection open (how the lab emulates an engine that hangs); `metrics` Prometheus text.
     """
 
-    def __init__(self, body: Callable[[], bytes | None], *, host: str = "::", port: int = 9400) -> None:
+    def __init__(
+        self,
+        body: Callable[[], bytes | None],
+        metrics: Callable[[], bytes] | None = None,
+        *,
+        host: str = "::",
+        port: int = 9400,
+    ) -> None:
         """Binds at once, so that a port in use is the caller's error.
 
         Raises:
             OSError: the address cannot be bound.
         """
-        self._body = body
+        self._pages: dict[bytes, tuple[bytes, Callable[[], bytes | None]]] = {b"/load": (b"application/json", body)}
+        if metrics is not None:
+            self._pages[b"/metrics"] = (b"text/plain; version=0.0.4", metrics)
         self._socket = listening_socket(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()
@@ -190,19 +199,27 @@ class LoadServer:
         """Forget a connection."""
         self._connections.pop(connection, None)
 
-    def answer(self, connection: "_Connection", method: bytes, path: bytes) -> tuple[int, bytes] | None:
-        """Status and body for one request, or None to stay silent."""
+    def answer(self, connection: "_Connection", method: bytes, path: bytes) -> "_Answer | None":
+        """The answer to one request, or None to stay silent."""
         connection.last_request = self._loop.time()
         self._connections[connection] = self._connections.pop(connection, None)
-        if path.partition(b"?")[0] != b"/load":
-            return 404, b'{"error":"the load report is at /load"}'
+        page = self._pages.get(path.partition(b"?")[0])
+        if page is None:
+            return _Answer(404, b'{"error":"the load report is at /load"}')
         if method not in (b"GET", b"HEAD"):
-            return 405, b'{"error":"GET only"}'
+            return _Answer(405, b'{"error":"GET only"}')
+        content_type, make = page
         try:
-            body = self._body()
+            body = make()
         except Exception as error:  # noqa: BLE001  a report that cannot be made is an answer, not the thread's end
-            return 500, b'{"error":"no report: %s"}' % type(error).__name__.encode()
-        return None if body is None else (200, body)
+            return _Answer(500, b'{"error":"no report: %s"}' % type(error).__name__.encode())
+        return None if body is None else _Answer(200, body, content_type)
+
+
+class _Answer(NamedTuple):
+    status: int
+    body: bytes
+    content_type: bytes = b"application/json"
 
 
 class _Connection(asyncio.Protocol):
@@ -248,7 +265,7 @@ class _Connection(asyncio.Protocol):
         while not self._paused and self._transport is not None and not self._transport.is_closing():
             head, end, rest = self._buffer.partition(b"\r\n\r\n")
             if len(head) > MAX_HEAD_BYTES:
-                self._send(431, b'{"error":"request head too large"}', close=True)
+                self._send(_Answer(431, b'{"error":"request head too large"}'), close=True)
                 return
             if not end:
                 return
@@ -259,33 +276,34 @@ class _Connection(asyncio.Protocol):
         line, _, headers = head.partition(b"\r\n")
         words = line.split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            self._send(400, b'{"error":"not an HTTP/1.1 request"}', close=True)
+            self._send(_Answer(400, b'{"error":"not an HTTP/1.1 request"}'), close=True)
             return
         fields = {}
         for header in headers.split(b"\r\n"):
             name, _, value = header.partition(b":")
             fields[name.strip().lower()] = value.strip().lower()
         if fields.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in fields:
-            self._send(413, b'{"error":"no body, please"}', close=True)
+            self._send(_Answer(413, b'{"error":"no body, please"}'), close=True)
             return
         answer = self._server.answer(self, words[0], words[1])
         if answer is None:
             return
         connection = fields.get(b"connection", b"")
         close = b"close" in connection or (words[2] == b"HTTP/1.0" and b"keep-alive" not in connection)
-        self._send(*answer, close=close, head_only=words[0] == b"HEAD")
+        self._send(answer, close=close, head_only=words[0] == b"HEAD")
 
-    def _send(self, status: int, body: bytes, *, close: bool, head_only: bool = False) -> None:
+    def _send(self, answer: _Answer, *, close: bool, head_only: bool = False) -> None:
         if self._transport is None:
             return
         self._transport.write(
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%s\r\n%s"
+            b"HTTP/1.1 %d %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n%s\r\n%s"
             % (
-                status,
-                _REASONS[status].encode(),
-                len(body),
+                answer.status,
+                _REASONS[answer.status].encode(),
+                answer.content_type,
+                len(answer.body),
                 b"connection: close\r\n" if close else b"",
-                b"" if head_only else body,
+                b"" if head_only else answer.body,
             )
         )
         if close:
