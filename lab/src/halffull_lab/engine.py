@@ -5,8 +5,9 @@ It mirrors the scheduling of vLLM V1 (synchronous, no prefix cache, no speculati
 - Running requests first, in the order of their admission: each decode one token, then what is left of a prefill.
 - A running request that finds no free block preempts the newest running one, itself at the last; that one loses its
   blocks, goes back to the queue and computes its prompt and its output anew. A step that preempted admits nobody.
-- Then waiting requests in the order of an `Ordering`, until the head's whole uncached prefill does not fit the free
-  blocks, or the step's token budget or max_num_seqs is used up. A prompt longer than the rest of the budget is chunked.
+- Then waiting requests in the order of an `Ordering`, until the head's whole uncached prefill does not fit beside what
+  admitted prefills still need, or the step's token budget or max_num_seqs is used up. A prompt longer than the rest
+  of the budget, or than the threshold for long prefills, is chunked.
 - Aborts take effect between two steps, after the outputs of the step in flight.
 
 No clock, no I/O: the caller says what time it is, and how time passes between `step_begin` and `step_end`.
@@ -14,11 +15,15 @@ No clock, no I/O: the caller says what time it is, and how time passes between `
 A step costs the same however many requests run. All decodes advance by one token in every step (their budget is at
 least max_num_seqs), so the step in which a request finishes, and whether it needs a block, are known from its first
 token on: a calendar by step number and a count per phase of the block replace a loop over the running requests. Only
-the rare step that must preempt walks over them. And at most one running request is in the middle of its prefill, the
-newest: a prefill is cut only by the end of the budget, after which nobody is admitted.
+the rare step that must preempt walks over them.
+
+And no decode is ever left out of a step. Without a threshold for long prefills, at most one running request is in the
+middle of its prefill, the newest: a prefill is cut only by the end of the budget, after which nobody is admitted. With
+a threshold there may be several, and newer requests may decode behind them; but what a request takes of the budget
+only falls from step to step, except that of one which the end of the budget had cut, and nobody is behind that one.
 """
 
-from halffull_lab.engine_requests import EngineLimits, Output, Prompt, PromptRefusedError, Request, StepPlan, Totals
+from halffull_lab.engine_requests import EngineLimits, Output, Prompt, Request, StepPlan, Totals
 from halffull_lab.latency import LatencyModel
 from halffull_larry.ordering import Ordering
 from halffull_larry.snapshot import Snapshot
@@ -37,7 +42,7 @@ class Engine:
         self.requests: dict[str, Request] = {}
         """Waiting and running."""
         self._running: dict[Request, None] = {}  # in the order of admission
-        self._prefilling: Request | None = None  # in the middle of its prefill; the newest of the running
+        self._prefilling: dict[Request, None] = {}  # in the middle of their prefill, in the order of admission
         self._completing: list[Request] = []  # whose prefill ends with the step in flight
         self._decodes = 0
         self._context = 0  # Σ of the decodes' computed tokens
@@ -68,22 +73,7 @@ class Engine:
         Raises:
             PromptRefusedError: empty, longer than a sequence may be, or larger than the whole KV cache.
         """
-        if prompt_tokens < 1:
-            raise PromptRefusedError("The prompt is empty.")
-        if output_tokens < 1:
-            raise PromptRefusedError(f"max_tokens must be at least 1, got {output_tokens}.")
-        longest = self.limits.max_model_len
-        if prompt_tokens + output_tokens > longest:
-            raise PromptRefusedError(
-                f"This model's maximum context length is {longest} tokens. However, you requested "
-                f"{output_tokens} output tokens and your prompt contains {prompt_tokens} input tokens, "
-                f"for a total of {prompt_tokens + output_tokens} tokens."
-            )
-        capacity = self.limits.total_blocks * self.limits.block_size
-        if prompt_tokens + output_tokens - 1 > capacity:
-            raise PromptRefusedError(
-                f"The request needs {prompt_tokens + output_tokens - 1} tokens of KV cache; this engine has {capacity}."
-            )
+        self.limits.check(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
     def add(
         self,
@@ -147,45 +137,40 @@ class Engine:
         if not self.requests:
             return None
         self.ordering.start_step(now)
-        preempted = 0
+        chunks = self._next_chunks(self.limits.max_tokens_per_batch - self._decodes)
         growth = self._growing[self._step % self.limits.block_size]
-        if growth <= self._free:
-            self._free -= growth
+        preempted = 0
+        if growth + sum(blocks for _, _, blocks in chunks) > self._free:
+            chunks, preempted = self._preempt_for_running()
         else:
-            preempted = self._grow_with_preemption()
+            self._free -= growth
         decodes, context = self._decodes, self._context
         budget = self.limits.max_tokens_per_batch - decodes
         prefill = admitted = 0
         pairs = 0.0
-        if (request := self._prefilling) is not None and budget:
-            chunk = min(request.prefill_tokens - request.prefill_done, budget)
-            done = request.prefill_done
-            blocks = self._blocks(done + chunk) - self._blocks(done)
-            if blocks > self._free:  # it is the newest running request itself
-                self._preempt(request)
-                preempted += 1
-            else:
-                self._compute(request, chunk, blocks)
-                pairs += chunk * (done + chunk / 2)
-                prefill += chunk
-                budget -= chunk
+        for request, chunk, blocks in chunks:
+            pairs += chunk * (request.prefill_done + chunk / 2)
+            prefill += chunk
+            self._compute(request, chunk, blocks)
         if not preempted:
-            while budget and len(self._running) < self.limits.max_num_seqs:
+            reserved = self._reserved() if self._prefilling and prefill < budget else 0
+            while prefill < budget and len(self._running) < self.limits.max_num_seqs:
                 request_id = self.ordering.peek()
                 if request_id is None:
                     break
                 request = self.requests[request_id]
-                # Nobody is in the middle of a prefill while there is budget left, so nothing else is spoken for.
-                if self._blocks(request.prefill_tokens) > self._free:
+                whole = self._blocks(request.prefill_tokens)
+                if whole + reserved > self._free:
                     break
                 self.ordering.pop()
                 self._running[request] = None
                 admitted += 1
-                chunk = min(request.prefill_tokens, budget)
-                self._compute(request, chunk, self._blocks(chunk))
+                chunk = self._chunk(request, budget - prefill)
+                blocks = self._blocks(chunk)
+                reserved += whole - blocks
                 pairs += chunk * chunk / 2
                 prefill += chunk
-                budget -= chunk
+                self._compute(request, chunk, blocks)
         seconds = self.latency.step_seconds(
             prefill_tokens=prefill, decodes=decodes, decode_context=context, prefill_pairs=pairs
         )
@@ -250,15 +235,41 @@ class Engine:
             preempted=preempted,
         )
 
+    def _chunk(self, request: Request, budget: int) -> int:
+        """What a step computes of a request's prefill."""
+        chunk = min(request.prefill_tokens - request.prefill_done, budget)
+        threshold = self.limits.long_prefill_token_threshold
+        return threshold if 0 < threshold < chunk and len(self.requests) > 1 else chunk
+
+    def _next_chunks(self, budget: int) -> list[tuple[Request, int, int]]:
+        """What a step computes of the prefills in progress, and the blocks that it takes."""
+        chunks = []
+        for request in self._prefilling:
+            if not budget:
+                break
+            chunk = self._chunk(request, budget)
+            budget -= chunk
+            chunks.append((request, chunk, self._chunk_blocks(request, chunk)))
+        return chunks
+
+    def _chunk_blocks(self, request: Request, chunk: int) -> int:
+        return self._blocks(request.prefill_done + chunk) - self._blocks(request.prefill_done)
+
+    def _reserved(self) -> int:
+        """Blocks that the prefills in progress will still take."""
+        return sum(
+            self._blocks(request.prefill_tokens) - self._blocks(request.prefill_done) for request in self._prefilling
+        )
+
     def _compute(self, request: Request, chunk: int, blocks: int) -> None:
         self._free -= blocks
         self._queued -= chunk
         request.prefill_done += chunk
         if request.prefill_done == request.prefill_tokens:
-            self._prefilling = None
+            self._prefilling.pop(request, None)
             self._completing.append(request)
         else:
-            self._prefilling = request
+            self._prefilling[request] = None
 
     def _first_output(self, request: Request, now: float) -> Output:
         """The token that the end of a prefill gives: the request's first, or the next one after a preemption."""
@@ -308,8 +319,8 @@ class Engine:
     def _leave_running(self, request: Request) -> None:
         """Take a running request off, between two steps or while one is being scheduled."""
         del self._running[request]
-        if request is self._prefilling:
-            self._prefilling = None
+        if request in self._prefilling:
+            del self._prefilling[request]
             self._free += self._blocks(request.prefill_done)
             self._queued -= request.prefill_tokens - request.prefill_done
             return
@@ -321,22 +332,38 @@ class Engine:
         request.last_token_at = self._last_end
         self._stop_decoding(request, self._step - 1)
 
-    def _grow_with_preemption(self) -> int:
-        """Give each decode the block that it needs, at the cost of the newest; returns how many were preempted."""
+    def _preempt_for_running(self) -> tuple[list[tuple[Request, int, int]], int]:
+        """Give each running request the blocks that it needs, at the cost of the newest.
+
+        Returns:
+            What is computed of the prefills in progress, with blocks that are still free, and how many were preempted.
+        """
         phase = self._step % self.limits.block_size
         order = list(self._running)
-        end, index = len(order), 0
-        while index < end:
-            request = order[index]
-            if request is not self._prefilling and request.phase == phase:
-                while not self._free and index < end:
-                    end -= 1
-                    self._preempt(order[end])
-                if index == end:  # down to itself
-                    break
-                self._free -= 1
-            index += 1
-        return len(order) - end
+        end = len(order)
+        chunks = []
+        promised, budget = 0, self.limits.max_tokens_per_batch
+        for index, request in enumerate(order):
+            if index == end or not budget:
+                break
+            if request in self._prefilling:
+                chunk = self._chunk(request, budget)
+                blocks = self._chunk_blocks(request, chunk)
+            else:
+                chunk = 1
+                blocks = int(request.phase == phase)
+            while promised + blocks > self._free and index < end:
+                end -= 1
+                self._preempt(order[end])
+            if index == end:  # down to itself
+                break
+            budget -= chunk
+            if request in self._prefilling:
+                chunks.append((request, chunk, blocks))
+                promised += blocks
+            else:
+                self._free -= blocks
+        return chunks, len(order) - end
 
     def _preempt(self, request: Request) -> None:
         self._leave_running(request)

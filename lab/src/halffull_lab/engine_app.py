@@ -161,11 +161,13 @@ class EngineApp:
 
     async def _route(self, method: str, path: str, receive: Receive, send: Send) -> None:
         route = self._routes.get(path)
+        # vLLM leaves these two to its web framework, whose answers are no OpenAI errors.
         if route is None:
-            raise ApiError(f"There is no {path} here.", status=404, kind="NotFoundError")
-        if method != route[0]:
-            raise ApiError(f"{path} takes {route[0]}.", status=405, kind="MethodNotAllowedError")
-        await route[1](receive, send)
+            await _respond(send, 404, b'{"detail":"Not Found"}')
+        elif method != route[0]:
+            await _respond(send, 405, b'{"detail":"Method Not Allowed"}')
+        else:
+            await route[1](receive, send)
 
     async def _completions(self, receive: Receive, send: Send) -> None:
         await self._generate(receive, send, chat=False)

@@ -19,12 +19,39 @@ class EngineLimits:
     max_model_len: int
     block_size: int
     total_blocks: int
+    long_prefill_token_threshold: int = 0
+    """Tokens of one prefill in one step, unless its request is alone in the engine; 0: no bound. As vLLM's option."""
 
     def __post_init__(self) -> None:
         if not 0 < self.max_num_seqs <= self.max_tokens_per_batch:
             raise ValueError("max_num_seqs must be positive and at most max_tokens_per_batch, as vLLM wants it")
         if self.block_size < 1 or self.total_blocks < 1 or self.max_model_len < 1:
             raise ValueError("block_size, total_blocks and max_model_len must be positive")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError("long_prefill_token_threshold must not be negative")
+
+    def check(self, *, prompt_tokens: int, output_tokens: int) -> None:
+        """Refuse what could never run.
+
+        Raises:
+            PromptRefusedError: empty, longer than a sequence may be, or larger than the whole KV cache.
+        """
+        if prompt_tokens < 1:
+            raise PromptRefusedError("The prompt is empty.")
+        if output_tokens < 1:
+            raise PromptRefusedError(f"max_tokens must be at least 1, got {output_tokens}.")
+        longest = self.max_model_len
+        if prompt_tokens + output_tokens > longest:
+            raise PromptRefusedError(
+                f"This model's maximum context length is {longest} tokens. However, you requested "
+                f"{output_tokens} output tokens and your prompt contains {prompt_tokens} input tokens, "
+                f"for a total of {prompt_tokens + output_tokens} tokens."
+            )
+        capacity = self.total_blocks * self.block_size
+        if prompt_tokens + output_tokens - 1 > capacity:
+            raise PromptRefusedError(
+                f"The request needs {prompt_tokens + output_tokens - 1} tokens of KV cache; this engine has {capacity}."
+            )
 
     @classmethod
     def of(cls, profile: Profile) -> "EngineLimits":

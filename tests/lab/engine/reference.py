@@ -68,13 +68,22 @@ class ReferenceEngine:
         admitted = 0 if preempted else self.schedule_waiting()
         return sum(self.scheduled.values()) - decodes, decodes, context, admitted, preempted
 
+    def chunk(self, sequence: Sequence, budget: int) -> int:
+        threshold = self.limits.long_prefill_token_threshold if len(self.all) > 1 else 0
+        return min(sequence.tokens - sequence.computed, budget, threshold or budget)
+
+    def still_needed(self) -> int:
+        """Blocks that admitted prefills will take in later steps."""
+        size = self.limits.block_size
+        return sum(-(-one.tokens // size) - one.blocks for one in self.running if not one.decoding)
+
     def schedule_running(self) -> tuple[int, int, int]:
         budget = self.limits.max_tokens_per_batch
         preempted: list[Sequence] = []
         decodes = context = index = 0
         while index < len(self.running) and budget:
             sequence = self.running[index]
-            count = min(sequence.tokens - sequence.computed, budget)
+            count = self.chunk(sequence, budget)
             while not self.allocate(sequence, sequence.computed + count):
                 victim = self.running.pop()
                 self.release(victim)
@@ -103,10 +112,10 @@ class ReferenceEngine:
             if request_id is None:
                 break
             sequence = self.all[request_id]
-            if -(-sequence.tokens // self.limits.block_size) > self.free:
+            if -(-sequence.tokens // self.limits.block_size) + self.still_needed() > self.free:
                 break
             self.ordering.pop()
-            count = min(sequence.tokens, budget)
+            count = self.chunk(sequence, budget)
             assert self.allocate(sequence, count)
             self.running.append(sequence)
             self.scheduled[sequence] = count

@@ -1,5 +1,6 @@
 """The emulated engine's core under a virtual clock: equal to a plain reference, step for step."""
 
+import random
 import time
 
 import pytest
@@ -34,6 +35,7 @@ def limits(draw: st.DrawFn) -> EngineLimits:
         max_model_len=80,
         block_size=draw(st.sampled_from([1, 4, 16])),
         total_blocks=draw(st.integers(6, 40)),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 8, 16])),
     )
 
 
@@ -329,3 +331,24 @@ def test_a_step_costs_little_however_many_run() -> None:
     steps = engine.snapshot.steps
     assert steps > 1_000
     assert (time.process_time() - begun) / steps < 200e-6  # about 10 µs; a loop over 200 requests would not make it
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_crowded_with_several_prefills_in_progress_it_preempts_as_the_reference(seed: int) -> None:
+    draw = random.Random(seed)
+    together = Lockstep(
+        "FCFS",
+        EngineLimits(
+            max_tokens_per_batch=40,
+            max_num_seqs=12,
+            max_model_len=80,
+            block_size=draw.choice([1, 4]),
+            total_blocks=draw.randint(8, 40),
+            long_prefill_token_threshold=draw.choice([3, 5, 8]),
+        ),
+    )
+    for count in range(60):
+        if draw.random() < 0.5:
+            together.add(str(count), draw.randint(1, 50), draw.randint(1, 30))
+        together.step()
+    together.drain()
