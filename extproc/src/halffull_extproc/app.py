@@ -29,7 +29,8 @@ from halffull_extproc.poll import PollConfig, Poller
 from halffull_extproc.pool import Outcome, Pick, Pool
 from halffull_extproc.server import Hooks, Server
 from halffull_extproc.settings import MAX_BYTES, MetricsLoad, Settings, SettingsError, changes, load_settings
-from halffull_extproc.status import Snapshot, own_version, status_json
+from halffull_extproc.status import Snapshot, status_json
+from halffull_extproc.version import own_version
 from halffull_extproc.wiring import ConfigSource, gateway_config, picker_tls, ranks_polled
 from halffull_extproc.xds.ads import AdsServer
 

@@ -29,6 +29,9 @@ class SlidingMedian:
         if len(self._values) > self._size:
             del self._ordered[bisect_left(self._ordered, self._values.popleft())]
 
+    def __len__(self) -> int:
+        return len(self._ordered)
+
     @property
     def value(self) -> float | None:
         """The median, the mean of the middle two for an even number; None without a value."""
@@ -81,6 +84,9 @@ class PromptSizes:
     WINDOWS = 100
     PRIOR_WINDOWS = 5
     """How many windows the prior stands for; they leave like any other."""
+    ERROR_FROM = 20
+    """Windows before the error is told. The prior outvotes the first five, and made the estimates of some more that
+    were under way: what those missed by says nothing about what was learned. Of 20 they are the smaller part."""
 
     def __init__(self) -> None:
         self._ratios = SlidingMedian(self.WINDOWS)
@@ -128,8 +134,8 @@ class PromptSizes:
 
     @property
     def error(self) -> float | None:
-        """Median over the last windows of |estimated − true| ÷ true mean prompt tokens; None before the first."""
-        return self._errors.value
+        """Median over the last windows of |estimated − true| ÷ true mean prompt tokens; None before enough of them."""
+        return self._errors.value if len(self._errors) >= self.ERROR_FROM else None
 
 
 class Mean:

@@ -1,4 +1,4 @@
-"""The metrics port: /metrics, /status and /status.json, read-only."""
+"""The metrics port: /metrics, /status and /status.json, read-only; / leads to /status."""
 
 import base64
 import hashlib
@@ -9,13 +9,15 @@ from typing import Final
 from aiohttp import web
 
 from halffull_extproc.addresses import split_address
+from halffull_extproc.errors import InputError
 from halffull_extproc.status import status_page
 
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+_ELSEWHERE: Final = "Nothing is here; there are /status, /status.json and /metrics.\n"
 _BACKLOG: Final = 128
 
 
-class ListenError(OSError):
+class ListenError(InputError, OSError):
     """An address that cannot be listened on; one line that says which key and what to do."""
 
 
@@ -74,6 +76,8 @@ class StatusServer:
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/status", self._get_page)
         app.router.add_get("/status.json", self._get_status)
+        app.router.add_get("/", self._to_status)
+        app.router.add_get("/{elsewhere:.*}", self._elsewhere)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.SockSite(self._runner, listening).start()
@@ -83,6 +87,12 @@ class StatusServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    async def _to_status(self, _request: web.Request) -> web.Response:
+        return web.Response(status=307, headers={**self._headers, "Location": "/status"})
+
+    async def _elsewhere(self, _request: web.Request) -> web.Response:
+        return web.Response(status=404, text=_ELSEWHERE, headers=self._headers)
 
     async def _get_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._metrics(), headers={**self._headers, "Content-Type": _TEXT})

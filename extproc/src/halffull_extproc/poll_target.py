@@ -142,10 +142,15 @@ class Rank:
         """The last poll is still open at the next tick: never doubled, given up after a while."""
         connecting = self._task is not None
         kind, what = ("connect", "no connection") if connecting else ("timeout", "no answer")
-        self._target.failed(kind, f"{what} for {waited:.1f} s", now)
+        self._failed(kind, f"{what} for {waited:.1f} s", now)
         if waited >= (CONNECT_WITHIN if connecting else GIVE_UP):
             self.close()
             self._backed_off(now)
+            if not connecting:
+                self._target.blocked_since = None  # nobody resets what stays open for so long: it hangs
+
+    def _failed(self, kind: str, reason: str, now: float) -> None:
+        self._target.failed(kind, f"{self._target.url(self._kind, self._port)}: {reason}", now)
 
     def _backed_off(self, now: float) -> None:
         self._started = None
@@ -169,7 +174,7 @@ class Rank:
                 self._task = None
                 now = self._target.clock()
                 self._backed_off(now)
-                self._target.failed("connect", f"cannot connect: {error.strerror or type(error).__name__}", now)
+                self._failed("connect", f"cannot connect: {error.strerror or type(error).__name__}", now)
             return
         if self._task is not task:
             connection.close()
@@ -204,9 +209,12 @@ class Rank:
             self._target.models(status, body)
         elif status != 200:
             hint = " (redirects are not followed)" if 300 <= status < 400 else ""
-            self._target.failed("status", f"HTTP status {status}{hint}", now)
+            self._failed("status", f"HTTP status {status}{hint}", now)
         else:
-            self._target.answered(self, body, now)
+            try:
+                self._target.answered(self, body, now)
+            except ReportError as error:
+                self._failed("invalid", str(error), now)
 
     def on_lost(self, connection: Connection, reason: str, *, retriable: bool) -> None:
         """The connection is gone."""
@@ -220,7 +228,7 @@ class Rank:
             return
         now = self._target.clock()
         self._backed_off(now)
-        self._target.failed("reset", reason, now)
+        self._failed("reset", reason, now)
 
     def close(self) -> None:
         """Drop the connection and whatever is open on it."""
@@ -276,7 +284,7 @@ class Target:
         """The bytes of a request: `kind` is report, metrics or models."""
         data = self._requests.get((kind, port))
         if data is None:
-            path = {"report": "/load", "models": "/v1/models"}.get(kind, self._poller.config.metrics_path)
+            path = self._path(kind)
             accept = "text/plain" if kind == "metrics" else "application/json"
             data = (
                 f"GET {path} HTTP/1.1\r\nHost: {format_address(self._host, port)}\r\n"
@@ -284,6 +292,13 @@ class Target:
             ).encode()
             self._requests[kind, port] = data
         return data
+
+    def url(self, kind: str, port: int) -> str:
+        """What a request of that kind asks for, as people can ask for it with curl."""
+        return f"http://{format_address(self._host, port)}{self._path(kind)}"
+
+    def _path(self, kind: str) -> str:
+        return {"report": "/load", "models": "/v1/models"}.get(kind, self._poller.config.metrics_path)
 
     def limit(self, kind: str) -> int:
         """The largest body accepted, in bytes."""
@@ -295,25 +310,25 @@ class Target:
             rank.tick(now)
 
     def answered(self, rank: Rank, body: bytes, now: float) -> None:
-        """A rank answered with status 200."""
+        """A rank answered with status 200.
+
+        Raises:
+            ReportError: with something else than what was asked for.
+        """
         if self.kind == "metrics":
             sample = parse_stock_metrics(body, max_model_len=self._max_model_len)
             self._ok()
             self._pool.sample(self._address, sample, sent=rank.sent, now=now)
             self._ask_models_when_due(rank, sample, now)
             return
-        try:
-            report, sent = decode_load_report(body), rank.sent
-            if len(self._ranks) > 1:
-                self._reports[rank.index] = (report, sent)
-                if len(self._reports) < len(self._ranks):
-                    return
-                ordered = [self._reports[index] for index in range(len(self._ranks))]
-                self._reports.clear()
-                report, sent = merge_ranks([one for one, _ in ordered]), min(left for _, left in ordered)
-        except ReportError as error:
-            self.failed("invalid", str(error), now)
-            return
+        report, sent = decode_load_report(body), rank.sent
+        if len(self._ranks) > 1:
+            self._reports[rank.index] = (report, sent)
+            if len(self._reports) < len(self._ranks):
+                return
+            ordered = [self._reports[index] for index in range(len(self._ranks))]
+            self._reports.clear()
+            report, sent = merge_ranks([one for one, _ in ordered]), min(left for _, left in ordered)
         self._ok()
         self._pool.report(self._address, report, sent=sent, now=now)
 
@@ -354,10 +369,10 @@ class Target:
         self.reason = reason
         if self._failing_since is None:
             self._failing_since = now
-        if kind not in ("connect", "reset"):
+        if kind in ("status", "invalid"):
             self.blocked_since = None  # it can be reached
-        elif self.blocked_since is None:
-            self.blocked_since = now
+        elif kind in ("connect", "reset") and self.blocked_since is None:
+            self.blocked_since = now  # an answer that is late may yet come, or be a reset: that says nothing
         self._pool.silent(self._address, reason, now=now)
         lasting = now - self._failing_since >= max(LOG_PATIENCE, 5 * self.interval)
         if self.expected and lasting and not self._told and now >= self._log_after and not self._poller.problem:

@@ -73,7 +73,7 @@ class PoolStatus:
     """Seconds from arrival at an engine to its first token."""
     bytes_per_token: float
     estimate_error: float | None
-    """Median relative error of the prompt estimates over the last windows; None before the first window."""
+    """Median relative error of the prompt estimates over the last windows; None before there are enough of them."""
     step_coefficients: list[float]
     """Seconds per step, per prefill token, per running request, per token of KV cache."""
     picks: float

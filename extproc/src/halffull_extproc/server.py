@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from halffull_extproc import wire
 from halffull_extproc.protocol import CloseHook, OutcomeHook, PickHook, State, Stream
-from halffull_extproc.tls import KeyPair, Reloading, SelfSigned, TlsFiles, self_signed
+from halffull_extproc.tls_config import SelfSigned, TlsFiles
 from halffull_extproc.xds.access_log import AccessLogEntry, entries
 from halffull_extproc.xds.ads import AdsServer
 
@@ -101,7 +101,10 @@ class Server:
         if self._tls is None:
             self.port = main.add_insecure_port(self._listen)
         else:
-            self.port = main.add_secure_port(self._listen, _credentials(self._tls))
+            # Imported here: cryptography is a tenth of a start, and most pickers listen on a socket beside their Envoy.
+            from halffull_extproc.grpc_credentials import credentials  # noqa: PLC0415
+
+            self.port = main.add_secure_port(self._listen, credentials(self._tls))
         self._servers.append(main)
         if self._health_listen is not None:
             second = grpc.aio.server(options=_OPTIONS)
@@ -262,20 +265,3 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
         if check is None:
             return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         return health_pb2.HealthCheckResponse.SERVING if check() else health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def _credentials(tls: TlsFiles | SelfSigned) -> Any:
-    if isinstance(tls, SelfSigned):
-        pair = self_signed()
-        return grpc.ssl_server_credentials([(pair.key, pair.certificate)])
-    files = Reloading(tls)
-
-    def changed() -> Any:  # grpc asks from its own thread before each handshake
-        pair = files.changed()
-        return None if pair is None else _configuration(pair)
-
-    return grpc.dynamic_ssl_server_credentials(_configuration(files.pair), changed, require_client_authentication=False)
-
-
-def _configuration(pair: KeyPair) -> Any:
-    return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)])

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from halffull_extproc.addresses import listen_address
 from halffull_extproc.policies import Policy
-from halffull_extproc.pool import PoolConfig, Source
+from halffull_extproc.pool_config import PoolConfig, Source
 from halffull_extproc.yaml_text import Document, Path, SettingsError, convert, dotted, parse_yaml
 
 __all__ = ["Changes", "FailureMode", "Settings", "SettingsError", "changes", "load_settings", "seconds"]
@@ -27,9 +27,15 @@ _FASTEST, _SLOWEST = 0.01, 60.0  # s between two polls
 _MIN_STALE = 1.0  # s, what staleAfter: auto never goes below
 
 Duration = Annotated[str, Meta(pattern=f"^{_DURATION}$", description="a duration such as 100ms, 1s, 5m or 1h")]
+Interval = Annotated[
+    str, Meta(pattern=f"^{_DURATION}$", description="a duration from 10ms to 60s, such as 100ms, 1s or 0.5m")
+]
 StaleAfter = Annotated[
     str,
-    Meta(pattern=f"^(auto|{_DURATION})$", description="auto (3 intervals, at least 1s) or a duration such as 2s"),
+    Meta(
+        pattern=f"^(auto|{_DURATION})$",
+        description="auto (3 intervals, at least 1s) or a duration of at least 3 intervals, such as 2s",
+    ),
 ]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Name = Annotated[
@@ -70,7 +76,7 @@ class ServiceEndpoints(_Strict, frozen=True):
 
     namespace: Name
     name: Name
-    port: Annotated[str | Port, Meta(description="the name of a port in the EndpointSlices, or its number")]
+    port: Annotated[str | Port, Meta(description="the name of a port in the EndpointSlices, or its number, 1 to 65535")]
 
 
 class PoolEndpoints(_Strict, frozen=True):
@@ -91,8 +97,8 @@ class Endpoints(_Strict, frozen=True):
 class ReportLoad(_Strict, frozen=True):
     """Engines with the plugin: load reports."""
 
-    port: Annotated[Port, Meta(description="port of the first rank's load report, 1 to 65535")] = 9400
-    ranks: Annotated[int, Meta(ge=1, le=256, description="data-parallel ranks of an engine, 1 to 256")] = 1
+    port: Annotated[Port, Meta(description="port of the first rank's load report")] = 9400
+    ranks: Annotated[int, Meta(ge=1, le=256, description="data-parallel ranks of an engine")] = 1
 
 
 class MetricsLoad(_Strict, frozen=True):
@@ -115,7 +121,7 @@ class Load(_Strict, frozen=True):
 class Poll(_Strict, frozen=True):
     """How often the engines are asked, and when silence makes one stale."""
 
-    interval: Duration = "100ms"
+    interval: Interval = "100ms"
     stale_after: StaleAfter = "auto"
 
 
@@ -124,15 +130,15 @@ class Sal(_Strict, frozen=True):
 
     beta: Annotated[
         Literal["auto"] | Annotated[float, Meta(gt=0, le=1e6)],
-        Meta(description="auto (learned from the engines' counters) or a number above 0"),
+        Meta(description="auto (learned from the engines' counters) or a number above 0 to 1000000"),
     ] = "auto"
 
 
 class SalPlus(_Strict, frozen=True):
     """Constants of SALPlus."""
 
-    kv_weight: Annotated[float, Meta(ge=0, le=100, description="weight of a token in the KV cache, 0 to 100")] = 0.03
-    knee: Annotated[float, Meta(ge=0, le=1e4, description="strength of the memory knee, 0 to 10000")] = 3.0
+    kv_weight: Annotated[float, Meta(ge=0, le=100, description="weight of a token in the KV cache")] = 0.03
+    knee: Annotated[float, Meta(ge=0, le=1e4, description="strength of the memory knee")] = 3.0
     speed: Literal["auto", "none"] = "auto"
 
 
@@ -160,7 +166,7 @@ class GatewaySettings(_Strict, frozen=True):
     ] = ("/v1/*", "/health")
     max_request_bytes: Annotated[
         int | UnsetType,
-        Meta(description="largest request body in bytes, 1 to 4294967295; without it there is no limit"),
+        Meta(description="largest request body in bytes, from 1 to 4294967295; without it there is no limit"),
     ] = UNSET
     retry_buffer_bytes: Annotated[
         int, Meta(ge=0, le=2**32 - 1, description="a request up to this size can be retried, in bytes")
@@ -269,6 +275,11 @@ def load_settings(text: str, *, source: str) -> Settings:
     for path, problem in _problems(settings, document):
         raise document.error(path, problem)
     return settings
+
+
+def mistake(text: str, *, source: str, key: Path, problem: str) -> SettingsError:
+    """An error at the line of a key in a text that was read without one; for what only its use shows."""
+    return parse_yaml(text, source=source, max_bytes=MAX_BYTES).error(key, problem)
 
 
 def _problems(settings: Settings, document: Document) -> Iterator[tuple[Path, str]]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import msgspec
@@ -41,14 +40,6 @@ class Snapshot:
     grpc_failures: Mapping[tuple[str, str], int]
     polls: Mapping[str, PollStatus]
     pool: PoolStatus
-
-
-def own_version() -> str:
-    """The version of this package, `unknown` where it is not installed."""
-    try:
-        return version("halffull-extproc")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def status_json(snapshot: Snapshot) -> bytes:

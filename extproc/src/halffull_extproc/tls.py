@@ -13,28 +13,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
+from halffull_extproc.tls_config import SelfSigned, TlsError, TlsFiles
+
+__all__ = ["KeyPair", "Reloading", "SelfSigned", "TlsError", "TlsFiles", "read", "self_signed"]
+
 _log = structlog.get_logger(__name__)
 
 _NAME = "halffull-extproc"
 _VALID = dt.timedelta(days=3650)  # made anew at every start
 _BACKDATED = dt.timedelta(hours=1)  # clocks of two machines differ
-
-
-class TlsError(ValueError):
-    """Certificate and key cannot be used; the message says which file, and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """Paths of a certificate chain and its key, both PEM."""
-
-    cert_file: str
-    key_file: str
-
-
-@dataclass(frozen=True, slots=True)
-class SelfSigned:
-    """A certificate that nobody can check: the traffic is encrypted, as endpoint pickers do by default."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halffull_extproc.addresses import split_address
-from halffull_extproc.pool import Source
+from halffull_extproc.pool_config import Source
 from halffull_extproc.settings import Settings, TlsFiles, seconds
-from halffull_extproc.tls import SelfSigned
-from halffull_extproc.tls import TlsFiles as PemFiles
-from halffull_extproc.xds.resources import GatewayConfig
+from halffull_extproc.tls_config import SelfSigned
+from halffull_extproc.tls_config import TlsFiles as PemFiles
+from halffull_extproc.xds.gateway_config import GatewayConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,19 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     largest = gateway.max_request_bytes
     return GatewayConfig(
         listen=gateway.listen,
-        tls=_pem_files(gateway.tls) if isinstance(gateway.tls, TlsFiles) else None,
+        tls=gateway_tls(settings),
         paths=gateway.paths,
         max_request_bytes=largest if isinstance(largest, int) else None,
         retry_buffer_bytes=gateway.retry_buffer_bytes,
         request_timeout=seconds(gateway.timeouts.request),
         idle_timeout=seconds(gateway.timeouts.idle),
     )
+
+
+def gateway_tls(settings: Settings) -> PemFiles | None:
+    """The certificate of the managed Envoy's listener, if it has one."""
+    tls = settings.gateway.tls
+    return _pem_files(tls) if isinstance(tls, TlsFiles) else None
 
 
 def picker_tls(settings: Settings) -> PemFiles | SelfSigned | None:

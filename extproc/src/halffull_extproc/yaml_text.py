@@ -13,6 +13,8 @@ import msgspec
 import yaml
 from msgspec import inspect
 
+from halffull_extproc.errors import InputError
+
 T = TypeVar("T")
 Path = tuple[str | int, ...]
 
@@ -25,7 +27,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster
 _constructor = yaml.constructor.SafeConstructor()
 
 
-class SettingsError(ValueError):
+class SettingsError(InputError, ValueError):
     """A configuration that cannot be used. The message is one line: `picker.yaml:7: poll.interval: …`."""
 
 
@@ -82,14 +84,31 @@ def parse_yaml(text: str, *, source: str, max_bytes: int) -> Document:
     if node is None:
         raise document.error((), "the text is empty")
     document.lines[()] = node.start_mark.line + 1
-    document.value = _value(node, (), document, set())
+    try:
+        document.value = _value(node, (), document, set())
+    except _AliasError as error:
+        document.lines[error.path] = _first_alias(text)
+        raise document.error(error.path, "aliases are not allowed, repeat the value") from None
     return document
 
 
+class _AliasError(Exception):
+    """The node at `path` is one that came before. It has the anchor's marks: the alias has left none of its own."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+
+def _first_alias(text: str) -> int:
+    """The line of the first alias, from 1."""
+    events = yaml.parse(text, Loader=_Loader)
+    marks = (event.start_mark for event in events if isinstance(event, yaml.AliasEvent))
+    return next(mark.line for mark in marks if mark is not None) + 1
+
+
 def _value(node: yaml.Node, path: Path, document: Document, seen: set[int]) -> Any:
-    if id(node) in seen:
-        raise document.error(path, "aliases are not allowed, repeat the value")
-    seen.add(id(node))
+    _once(node, path, seen)
     if len(path) > _DEPTH:
         raise document.error(path[:4], f"nested deeper than {_DEPTH} levels")
     if isinstance(node, yaml.ScalarNode):
@@ -105,6 +124,7 @@ def _value(node: yaml.Node, path: Path, document: Document, seen: set[int]) -> A
         return items
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
+        _once(key_node, path, seen)
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _AS_WRITTEN:
             shown = f"`{key_node.value}`"[:60] if isinstance(key_node, yaml.ScalarNode) else "this"
@@ -118,6 +138,12 @@ def _value(node: yaml.Node, path: Path, document: Document, seen: set[int]) -> A
         document.lines[at] = line
         result[key] = _value(value_node, at, document, seen)
     return result
+
+
+def _once(node: yaml.Node, path: Path, seen: set[int]) -> None:
+    if id(node) in seen:
+        raise _AliasError(path)
+    seen.add(id(node))
 
 
 def _scalar(node: yaml.ScalarNode, path: Path, document: Document) -> Any:
@@ -215,7 +241,9 @@ def _allowed(type_: inspect.Type, *, keys: bool = False) -> str:
     if isinstance(type_, inspect.Metadata) and not keys:
         described = (type_.extra_json_schema or {}).get("description")
         if described:
-            return str(described)
+            number = type_.type if isinstance(type_.type, inspect.IntType | inspect.FloatType) else None
+            # The bounds of a number are written once, in its type.
+            return f"{_allowed_option(number)} ({described})" if number and _bounds(number) else str(described)
     return " or ".join(filter(None, (_allowed_option(option) for option in _options(type_))))
 
 
@@ -228,9 +256,12 @@ def _allowed_option(option: inspect.Type) -> str:
         return ", ".join(str(value) for value in option.values)
     if isinstance(option, inspect.IntType | inspect.FloatType):
         kind = "a whole number" if isinstance(option, inspect.IntType) else "a number"
-        low = option.ge if option.ge is not None else option.gt
-        bounds = [f"from {low}"] if option.ge is not None else [f"above {low}"] if low is not None else []
-        return " ".join([kind, *bounds, *([f"to {option.le}"] if option.le is not None else [])])
+        return " ".join([kind, *_bounds(option)])
     if isinstance(option, inspect.ListType | inspect.VarTupleType):
         return "a list"
     return "a string" if isinstance(option, inspect.StrType) else ""
+
+
+def _bounds(number: inspect.IntType | inspect.FloatType) -> list[str]:
+    bounds = ((number.ge, "from"), (number.gt, "above"), (number.le, "to"), (number.lt, "below"))
+    return [f"{word} {bound:.12g}" for bound, word in bounds if bound is not None]

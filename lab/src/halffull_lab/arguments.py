@@ -24,6 +24,14 @@ def positive(text: str) -> float:
     return number
 
 
+def positive_int(text: str) -> int:
+    """A whole number from 1 on."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} does not fit, allowed: a whole number from 1")
+    return number
+
+
 def http_url(text: str) -> str:
     """An http or https URL with a host."""
     parts = urlsplit(text)

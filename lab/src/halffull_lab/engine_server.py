@@ -10,14 +10,14 @@ import json
 import resource
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 import uvicorn
 import uvloop
 
-from halffull_lab.arguments import port, positive
+from halffull_lab.arguments import port, positive, positive_int
 from halffull_lab.engine_app import EngineApp, ServerOptions
 from halffull_lab.engine_requests import EngineLimits
 from halffull_lab.latency import PROFILES
@@ -55,8 +55,10 @@ async def serve(
     """
     with contextlib.ExitStack() as stack:
         app = EngineApp(options)
-        http = stack.enter_context(listening_socket(host, port))
-        load = LoadServer(app.load_report, host=host, port=load_port)
+        with _naming("--port", host, port):
+            http = stack.enter_context(listening_socket(host, port))
+        with _naming("--load-port", host, load_port):
+            load = LoadServer(app.load_report, host=host, port=load_port)
         stack.callback(load.stop)
         load.start()
         config = uvicorn.Config(
@@ -72,6 +74,15 @@ async def serve(
         await server.serve(sockets=[http])
 
 
+@contextlib.contextmanager
+def _naming(flag: str, host: str, port: int) -> Iterator[None]:
+    """An error of binding says which flag to change."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{flag} {port}: cannot listen on {host}: {error.strerror or error}") from error
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `halffull engine`."""
     defaults = ServerOptions()
@@ -84,22 +95,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load-port", type=port, default=9400, help="load report; 0: a free one")
     parser.add_argument("--speed", type=positive, default=defaults.speed, help="virtual seconds per second")
     parser.add_argument(
-        "--stream-interval", type=int, default=defaults.stream_interval, help="tokens per event, after the first token"
+        "--stream-interval",
+        type=positive_int,
+        default=defaults.stream_interval,
+        help="tokens per event, after the first token",
     )
-    parser.add_argument("--kv-tokens", type=int, help="KV cache, if not the profile's")
-    parser.add_argument("--max-model-len", type=int, help="longest sequence, tokens, if not the profile's")
-    parser.add_argument("--max-num-seqs", type=int, help="most running requests, if not the profile's")
-    parser.add_argument("--max-tokens-per-batch", type=int, help="budget of a step, if not the profile's")
+    parser.add_argument("--kv-tokens", type=positive_int, help="KV cache, if not the profile's")
+    parser.add_argument("--max-model-len", type=positive_int, help="longest sequence, tokens, if not the profile's")
+    parser.add_argument("--max-num-seqs", type=positive_int, help="most running requests, if not the profile's")
+    parser.add_argument("--max-tokens-per-batch", type=positive_int, help="budget of a step, if not the profile's")
     parser.add_argument("--allow-faults", action="store_true", help="take POST /fault (tests)")
 
 
-def main(args: argparse.Namespace) -> int:
-    """Run one emulated engine; its addresses go to stdout, as one JSON line, when it answers."""
+def _limits(args: argparse.Namespace) -> EngineLimits:
     given = {
         name: value
         for name in ("kv_tokens", "max_model_len", "max_num_seqs", "max_tokens_per_batch")
         if (value := getattr(args, name)) is not None
     }
+    profile = replace(PROFILES[args.profile], **given)
+    if profile.kv_tokens < profile.block_size:
+        raise ValueError(f"--kv-tokens {profile.kv_tokens}: less than a block of {profile.block_size}")
+    return EngineLimits.of(profile)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run one emulated engine; its addresses go to stdout, as one JSON line, when it answers."""
 
     def ready(port: int, load_port: int) -> None:
         sys.stdout.write(json.dumps({"port": port, "load_port": load_port}) + "\n")
@@ -114,7 +135,7 @@ def main(args: argparse.Namespace) -> int:
             speed=args.speed,
             stream_interval=args.stream_interval,
             allow_faults=args.allow_faults,
-            limits=EngineLimits.of(replace(PROFILES[args.profile], **given)),
+            limits=_limits(args),
         )
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket per open stream, thousands of them

@@ -61,7 +61,8 @@ def test_a_window_divides_mean_by_mean() -> None:
     assert sizes.bytes_per_token == 2.0  # 4000 bytes ÷ 2000 tokens
 
 
-def test_a_window_stays_open_until_both_sides_have_something() -> None:
+def test_a_window_stays_open_until_both_sides_have_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PromptSizes, "ERROR_FROM", 1)
     sizes, window = PromptSizes(), SizeWindow()
     sizes.finished(window, prompt_tokens=100, requests=1)
     assert sizes.error is None
@@ -145,11 +146,21 @@ def test_nonsense_windows_are_left_out() -> None:
 
 def test_estimate_error_is_the_median_of_windows() -> None:
     sizes = PromptSizes()
-    for estimate in (50.0, 110.0, 500.0):
+    for estimate in (50.0, 110.0, 500.0) * 7:
         window = SizeWindow()
         sizes.ended(window, body_bytes=400, estimate=estimate)
         sizes.finished(window, prompt_tokens=100, requests=1)
     assert sizes.error == 0.5
+
+
+def test_the_error_of_the_prior_is_not_told() -> None:
+    """The first estimates are the prior's, half of the truth here; with 20 windows most are of what was learned."""
+    sizes = PromptSizes()
+    for number in range(1, 40):
+        window = SizeWindow()
+        sizes.ended(window, body_bytes=2000, estimate=sizes.estimate(2000, mean=0.0))
+        sizes.finished(window, prompt_tokens=1000, requests=1)
+        assert sizes.error == (None if number < 20 else 0.0)
 
 
 def test_mean_starts_at_its_prior_and_forgets() -> None:

@@ -285,13 +285,13 @@ def test_lengths_are_learned_from_reports() -> None:
 def test_bytes_per_token_and_its_error_are_learned_from_ended_requests() -> None:
     pool = make_pool(1)
     pool.report(address(0), make_report(), sent=0.0, now=0.0)
-    for step in range(1, 20):
+    for step in range(1, 30):
         pick = must_pick(pool, now=step, body_bytes=3000 if step % 2 else None)
         pool.close(pick, now=step + 0.1, body_bytes=3000)
         pool.close(pick, now=step + 0.2, body_bytes=3000)
         report = make_report(requests=step, prompt_tokens=1500 * step)
         pool.report(address(0), report, sent=step + 0.3, now=step + 0.3)
-    status = pool.status(now=20.0)
+    status = pool.status(now=30.0)
     assert status.bytes_per_token == 2.0
     assert status.estimate_error == pytest.approx(0.0, abs=0.35)
 

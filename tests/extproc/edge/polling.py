@@ -1,6 +1,7 @@
 """A poller at work, and a pool that remembers what it was told."""
 
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from halffull_extproc.poll import PollConfig, Poller
 from halffull_extproc.pool import Source
 from halffull_extproc.stock_metrics import StockSample
 
+LATE = re.compile(r": no (answer|connection) for 0\.\d s$")
 REPORTS = PollConfig(source=Source.REPORT, interval=0.02)
 METRICS = PollConfig(source=Source.METRICS, interval=0.02)
 
@@ -35,8 +37,8 @@ class Pool:
 
     @property
     def broken(self) -> list[tuple[str, str]]:
-        """Silences but for answers later than an interval, which a busy machine may cause."""
-        return [(address, reason) for address, reason in self.silences if not reason.startswith("no answer for 0.")]
+        """Silences but for connections and answers later than an interval, which a busy machine may cause."""
+        return [(address, reason) for address, reason in self.silences if not LATE.search(reason)]
 
     @property
     def reasons(self) -> set[str]:

@@ -1,5 +1,7 @@
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +124,11 @@ def test_mistakes_are_one_line_and_exit_code_2(folder: Path, capsys: pytest.Capt
         assert line.startswith(
             f"halffull-extproc: {folder}/endpoints.yaml:1: endpoints[0].address: 'engine' is not IP:PORT"
         )
+    (folder / "picker.yaml").write_text("# first\n" + SMALLEST.replace("endpoints.yaml", "gone.yaml"))
+    for command in ("check", "run"):
+        assert refused([command, "--config", str(folder / "picker.yaml")], capsys) == (
+            f"halffull-extproc: {folder}/picker.yaml:4: endpoints.file: {folder}/gone.yaml: No such file or directory"
+        )
     assert "write NAMESPACE/NAME" in refused(["check", "--config-map", "picker"], capsys)
 
 
@@ -154,6 +161,39 @@ def test_help_helps(arguments: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert "halffull-extproc" in said or said.strip()
+
+
+HEAVY = {"aiohttp", "cryptography", "envoy", "google.protobuf", "grpc", "numpy", "prometheus_client", "rich", "uvloop"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (["--help"], set()),
+        (["run", "--help"], set()),
+        (["schema", "picker"], set()),
+        (["check", "--config", "picker.yaml"], set()),
+        (["bootstrap", "--config", "picker.yaml"], set()),
+        (["run", "--config", "gone.yaml"], set()),
+        # A running picker: no TLS is asked for, and its logs are not rich's.
+        (["run", "--config", "picker.yaml"], HEAVY - {"cryptography", "rich"}),
+    ],
+)
+def test_a_command_loads_what_it_needs(folder: Path, arguments: list[str], needed: set[str]) -> None:
+    """Most of what a start costs is imports."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"listen: {{metrics: '127.0.0.1:{taken.getsockname()[1]}'}}\n"  # `run` ends at once
+        (folder / "picker.yaml").write_text(SMALLEST + listen)
+        code = (
+            "import sys; from halffull_extproc.cli import main\n"
+            f"try: main({arguments!r})\n"
+            "except SystemExit: pass\n"
+            f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stderr.splitlines()[-1] == str(sorted(needed))
 
 
 def test_the_example_in_the_help_is_a_valid_configuration(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

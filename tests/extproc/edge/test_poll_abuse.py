@@ -64,7 +64,9 @@ async def test_a_bad_engine_is_silent_with_a_reason_and_hurts_no_other(answer: A
     async with engine(answer) as (_, port), engine(always(http(report()))) as (_, good_port):
         endpoints = (at(port, address="127.0.0.1:1"), at(good_port, address="127.0.0.1:2"))
         async with polling(*endpoints) as (_, pool):
-            await until(lambda: any(text.startswith(reason) for text in pool.reasons))
+            await until(
+                lambda: any(text.startswith(f"http://127.0.0.1:{port}/load: {reason}") for text in pool.reasons)
+            )
             await until(lambda: sum(address == "127.0.0.1:2" for address, *_ in pool.reports) >= 10)
             assert {address for address, _ in pool.broken} <= {"127.0.0.1:1"}
 

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from halffull_extproc.policies import Policy
 from halffull_extproc.pool import Source
-from halffull_extproc.settings import MAX_BYTES, FailureMode, SettingsError, changes, load_settings, seconds
+from halffull_extproc.settings import (
+    MAX_BYTES,
+    FailureMode,
+    SettingsError,
+    changes,
+    load_settings,
+    picker_schema,
+    seconds,
+)
 from halffull_extproc.yaml_text import parse_yaml
 
 SMALLEST = "version: 1\npolicy: SAL\nendpoints: {file: endpoints.yaml}\n"
@@ -117,6 +125,13 @@ def test_metrics_are_another_source() -> None:
         (SMALLEST + "policy: SAL\n", "picker.yaml:4: policy: this key stands here a second time, first on line 2"),
         (SMALLEST + "on: 1\n", "picker.yaml:4: a key must be a string, and YAML does not read `on` as one"),
         (SMALLEST + "sal: &a {}\nsalPlus: *a\n", "picker.yaml:5: salPlus: aliases are not allowed"),
+        (SMALLEST + "sal: &a\n  beta: 1\nsalPlus:\n  # same\n  *a\n", "picker.yaml:8: salPlus: aliases are not allowed"),
+        (SMALLEST + "gateway:\n  listen: &a '[::]:1'\n  paths:\n  - /v1/*\n  - *a\n",
+         "picker.yaml:8: gateway.paths[1]: aliases are not allowed, repeat the value"),
+        (SMALLEST + "&a sal: {}\nsalPlus: {knee: 1}\n*a : {}\n", "picker.yaml:6: aliases are not allowed"),
+        (SMALLEST + "sal: &a\n  beta: *a\n", "picker.yaml:5: sal.beta: aliases are not allowed"),
+        (SMALLEST + "sal: &a {}\nsalPlus:\n  <<: *a\n", "picker.yaml:6: salPlus.<<: aliases are not allowed"),
+        (SMALLEST + "poll: {}\nsal: *a\n", "picker.yaml:5: not YAML: found undefined alias"),
         (SMALLEST + "sal: !!python/name:os.system x\n", "picker.yaml:4: sal: the tag "),
         (SMALLEST + "sal: {beta: [}\n", "picker.yaml:4: not YAML: "),
         (SMALLEST + "---\na: 1\n", "picker.yaml:4: not YAML: expected a single document"),
@@ -129,6 +144,58 @@ def test_metrics_are_another_source() -> None:
 )  # fmt: skip
 def test_a_mistake_is_told_by_line_key_and_what_is_allowed(text: str, message: str) -> None:
     assert refused(text).startswith(message)
+
+
+NUMBERS: dict[str, str] = {  # each numeric setting, and what is allowed there
+    "load.report.port": "a whole number from 1 to 65535",
+    "load.report.ranks": "a whole number from 1 to 256",
+    "load.metrics.maxTokensPerBatch": "a whole number from 1 to 2147483648",
+    "load.metrics.pickers": "a whole number from 1 to 1000",
+    "sal.beta": "a number above 0 to 1000000",
+    "salPlus.kvWeight": "a number from 0 to 100",
+    "salPlus.knee": "a number from 0 to 10000",
+    "gateway.maxRequestBytes": "from 1 to 4294967295",
+    "gateway.retryBufferBytes": "a whole number from 0 to 4294967295",
+    "endpoints.service.port": "1 to 65535",
+    "poll.interval": "from 10ms to 60s",
+}
+
+
+@pytest.mark.parametrize("value", ["-1", "1e99", "99999999999999999999", "many", "[1]", "yes"])
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_number_that_does_not_fit_is_told_the_bounds(key: str, value: str) -> None:
+    if key == "endpoints.service.port" and value in ("1e99", "many"):
+        return  # names of ports, to YAML
+    *parents, last = key.split(".")
+    text = "".join(f"{'  ' * depth}{parent}:\n" for depth, parent in enumerate(parents))
+    text += f"{'  ' * len(parents)}{last}: {value}\n"
+    if key.startswith("endpoints"):
+        text = "version: 1\npolicy: SAL\n" + text + "    namespace: a\n    name: b\n"
+    else:
+        text = SMALLEST + text
+    message = refused(text)
+    where = f"picker.yaml:{text[: text.index(f' {last}:')].count(chr(10)) + 1}: {key}: "
+    assert message.startswith(where)
+    assert "allowed: " in message
+    assert NUMBERS[key] in message
+
+
+def test_every_numeric_setting_is_among_them() -> None:
+    """As the schema has them: a new one must be told with its bounds too."""
+
+    def numbers(schema: Any, path: tuple[str, ...]) -> list[str]:
+        if "$ref" in schema:
+            schema = {**DEFINITIONS[schema["$ref"].rpartition("/")[2]]}
+        found = [".".join(path)] if schema.get("type") in ("integer", "number") else []
+        for option in schema.get("anyOf", ()):
+            found += numbers(option, path)
+        for name, inner in schema.get("properties", {}).items():
+            found += numbers(inner, (*path, name))
+        return found
+
+    schema = picker_schema()
+    DEFINITIONS = schema["$defs"]  # noqa: N806 (a constant of the recursion)
+    assert set(numbers(schema, ())) | {"poll.interval"} == set(NUMBERS)
 
 
 def test_stale_after_of_exactly_three_intervals_is_enough() -> None:

@@ -110,22 +110,31 @@ async def test_serves_three_pages_and_nothing_else() -> None:
                 assert (await answer.text()).startswith(start)
                 assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
-        for path in ("/", "/status/", "/metrics/x", "/../etc/passwd", "/status.html"):
+        for path in ("/status/", "/metrics/x", "/../etc/passwd", "/status.html", "/%00", "/a/b?c"):
             async with session.get(url + path) as answer:
                 assert answer.status == 404
+                assert await answer.text() == "Nothing is here; there are /status, /status.json and /metrics.\n"
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_the_root_leads_to_the_status_page() -> None:
+    async with serving() as (session, url):
+        async with session.get(url + "/", allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["Location"]) == (307, "/status")
+        async with session.get(url) as answer:
+            assert answer.url.path == "/status"
+            assert (await answer.text()).startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 async def test_is_read_only(method: str) -> None:
     async with serving() as (session, url):
-        for path in ("/metrics", "/status", "/status.json"):
+        for path in ("/metrics", "/status", "/status.json", "/", "/other"):
             async with session.request(method, url + path, data=b"x") as answer:
                 assert answer.status == 405
 
 
 async def test_both_families_are_served_by_the_ipv6_wildcard() -> None:
-    if not socket.has_ipv6:
-        pytest.skip("this host has no IPv6")
     async with serving("[::]:0") as (session, url):
         for host in ("127.0.0.1", "[::1]"):
             async with session.get(url.replace("127.0.0.1", host) + "/metrics") as answer:

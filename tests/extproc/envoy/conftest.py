@@ -11,7 +11,7 @@ import pytest
 
 from halffull_extproc.endpoint import Endpoint
 from halffull_extproc.policies import Policy
-from halffull_extproc.xds.resources import GatewayConfig
+from halffull_extproc.xds.gateway_config import GatewayConfig
 from tests.extproc.envoy.stack import Engine, Gateway, Picker, start_envoy
 
 StartGateway = Callable[..., Awaitable[Gateway]]
@@ -22,6 +22,16 @@ def socket_folder() -> AsyncIterator[Path]:
     """A folder with a short name: the path of a unix socket has 107 bytes at most, and pytest's are longer."""
     with tempfile.TemporaryDirectory(prefix="hf") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def patient_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Envoy waits 10 s for a pick, not 100 ms.
+
+    Client, picker and engines are one process here: on a busy machine it would keep Envoy waiting, and requests would
+    pass unpicked. What the 100 ms are for is shown with pickers in processes of their own, which have them.
+    """
+    monkeypatch.setattr("halffull_extproc.xds.listener.MESSAGE_TIMEOUT", "10s")
 
 
 @pytest.fixture
@@ -48,7 +58,7 @@ async def gateway(tmp_path: Path, socket_folder: Path) -> AsyncIterator[StartGat
             envoy, ready_port = await start_envoy(tmp_path, picker)
             stack.push_async_callback(envoy.stop)
             session = await stack.enter_async_context(
-                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(30))
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(100))
             )
             port = await envoy.listening()
             return Gateway(envoy, picker, running, port, session, ready_port)

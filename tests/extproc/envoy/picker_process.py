@@ -5,7 +5,7 @@ import json
 import sys
 
 from halffull_extproc.endpoint import Endpoint
-from halffull_extproc.xds.resources import GatewayConfig
+from halffull_extproc.xds.gateway_config import GatewayConfig
 from tests.extproc.envoy.stack import Picker
 
 

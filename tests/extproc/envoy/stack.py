@@ -28,7 +28,7 @@ from halffull_extproc.server import Hooks, Server
 from halffull_extproc.tls import SelfSigned, TlsFiles
 from halffull_extproc.xds.ads import AdsServer
 from halffull_extproc.xds.bootstrap import bootstrap
-from halffull_extproc.xds.resources import GatewayConfig
+from halffull_extproc.xds.gateway_config import GatewayConfig
 
 if TYPE_CHECKING:
     from halffull_extproc.xds.access_log import AccessLogEntry
@@ -47,7 +47,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 async def eventually(
-    condition: Callable[[], T | Awaitable[T]], *, within: float = 10.0, what: str = "the condition"
+    condition: Callable[[], T | Awaitable[T]], *, within: float = 30.0, what: str = "the condition"
 ) -> T:
     """Poll `condition` until it is true, and return what it returned; fail with `what` after `within` seconds."""
     deadline = time.monotonic() + within
@@ -121,7 +121,7 @@ class Envoy:
             found[key] = host["health_status"]["eds_health_status"]
         return found
 
-    async def listening(self, name: str = "ingress", *, within: float = 20.0) -> int:
+    async def listening(self, name: str = "ingress", *, within: float = 60.0) -> int:
         """Wait until a listener takes connections, and return its port."""
 
         async def port() -> int:
@@ -349,6 +349,20 @@ class Gateway:
         async with self.session.request(method, self.url + path, **kwargs) as response:
             told: dict[str, Any] = await response.json(content_type=None)
             return response.status, told
+
+    async def settled(self) -> None:
+        """Wait until Envoy has answered everything that it was sent by ADS: it serves before it has said so."""
+        assert self.picker.ads is not None
+        counts = self.picker.ads.counts
+
+        def answered() -> bool:
+            kinds = {kind for kind, how in counts if how == "sent"}
+            return all(
+                counts[kind, "sent"] == sum(counts[kind, how] for how in ("accepted", "rejected", "ignored"))
+                for kind in kinds
+            )
+
+        await eventually(answered, what=f"ACKs {counts}")
 
     async def listener_changes(self) -> dict[str, int]:
         """Everything that shows a listener change or a stuck cluster; all values should be 0."""

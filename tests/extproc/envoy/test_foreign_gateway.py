@@ -65,7 +65,7 @@ async def foreign(tmp_path: Path) -> AsyncIterator[StartForeign]:
             )
             envoy = await Envoy.start(config, folder=tmp_path, admin_port=admin_port)
             stack.push_async_callback(envoy.stop)
-            session = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(30)))
+            session = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(100)))
             return Gateway(envoy, picker, engines, await envoy.listening("foreign"), session, 0)
 
         yield start
@@ -106,7 +106,7 @@ async def test_chunked_bodies_and_trailers_arrive_in_order(foreign: StartForeign
         writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
         await writer.drain()
     writer.write(b"0\r\nchecksum: of-the-client\r\n\r\n")
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     assert head.startswith(b"HTTP/1.1 200"), head
     writer.close()
     await writer.wait_closed()

@@ -16,9 +16,9 @@ async def raw(
     """Send a request target as it is written: client libraries tidy it up."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(f"{method} {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{head}\r\n".encode("latin-1") + body)
-    answer = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).lower()
+    answer = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).lower()
     length = re.search(rb"content-length: (\d+)", answer)
-    content = await asyncio.wait_for(reader.readexactly(int(length[1]) if length else 0), 10)
+    content = await asyncio.wait_for(reader.readexactly(int(length[1]) if length else 0), 60)
     writer.close()
     await writer.wait_closed()
     return int(answer.split(b" ", 2)[1]), content
@@ -51,6 +51,8 @@ REFUSED = [
     "/metrics?/v1/",
     "/metrics;/v1/",
     "/metrics#/v1/models",
+    "/v1/%00",
+    "/v1/models#",
 ]
 
 
@@ -59,11 +61,15 @@ async def test_paths_outside_the_allowed_ones_never_reach_an_engine(gateway: Sta
     for target in REFUSED:
         status, body = await raw(running, target)
         assert status in (400, 404), (target, status)
-        assert json.loads(body)["error"]["code"] == status, (target, body)
+        error = json.loads(body)["error"]
+        assert error["code"] == status, (target, body)
+        assert error["message"], target
     assert not running.engines[0].requests
     assert not running.picker.pool.picks  # nor is anything charged for them
     status, body = await raw(running, "/metrics")
     assert json.loads(body)["error"]["message"] == "This path is not served here."
+    status, body = await raw(running, "/v1/%00")
+    assert json.loads(body)["error"]["message"].startswith("The path of the URL cannot be read: mind zero bytes")
 
 
 async def test_tricks_that_stay_inside_arrive_in_the_form_that_was_judged(gateway: StartGateway) -> None:

@@ -112,6 +112,7 @@ async def test_restarted_picker_with_foreign_versions_is_believed(gateway: Start
     assert traffic.reconnected == 0
     assert await running.listener_changes() == {}
     assert running.picker.ads is not None
+    await running.settled()
     counts = running.picker.ads.counts
     for name in ("Cluster", "ClusterLoadAssignment", "Listener", "RouteConfiguration"):
         assert counts[name, "accepted"] >= 1

@@ -63,6 +63,7 @@ async def test_20_swaps_under_traffic_with_a_long_stream(gateway: StartGateway) 
         assert await anext(stream) == b"data: first"
         traffic = Traffic(running)
         await traffic.more()
+        await running.settled()
         before = await running.envoy.stats(r"(cds|eds|lds).*update_attempt|update_success$")
         policies = [Policy.LeastRequest, Policy.SAL, Policy.RoundRobin, Policy.SALPlus, Policy.Random]
         for number in range(20):
@@ -89,6 +90,7 @@ async def test_20_swaps_under_traffic_with_a_long_stream(gateway: StartGateway) 
 async def test_a_swap_to_the_same_policy_sends_nothing(gateway: StartGateway) -> None:
     running = await gateway(engines=1)
     assert running.picker.ads is not None
+    await running.settled()
     sent = dict(running.picker.ads.counts)
     running.picker.set_route(Policy.SAL)
     running.picker.set_endpoints([Endpoint(running.engines[0].address)])

@@ -10,7 +10,7 @@ import pytest
 
 from halffull_extproc.endpoint import Endpoint
 from halffull_extproc.tls import SelfSigned, TlsFiles, self_signed
-from halffull_extproc.xds.resources import GatewayConfig
+from halffull_extproc.xds.gateway_config import GatewayConfig
 from tests.extproc.envoy.conftest import StartGateway
 from tests.extproc.envoy.stack import Engine, Gateway, Picker, eventually, lines, start_envoy
 

@@ -6,7 +6,7 @@ import pytest
 
 from halffull_lab.stack import Stack
 from tests.extproc.faults.load import Load
-from tests.extproc.faults.watching import eventually, ext_proc, listener_changes
+from tests.extproc.faults.watching import eventually, ext_proc, listener_changes, settled
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(150)]
 
@@ -32,6 +32,7 @@ async def warming(stack: Stack) -> int:
 
 
 async def swap_all(stack: Stack, load: Load) -> None:
+    await settled(stack)
     before, reloads = await pushed(stack), await stack.route_reloads()
     for policy in SWAPS:
         await stack.set_policy(policy)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -75,6 +76,21 @@ async def metric(stack: Stack, name: str) -> float:
     text = await get_text(f"{stack.metrics}/metrics")
     line = next(line for line in text.splitlines() if line.startswith(name + " "))
     return float(line.rpartition(" ")[2])
+
+
+async def settled(stack: Stack) -> None:
+    """Wait until Envoy has answered everything that it was sent by ADS: it serves before it has said so."""
+    series = re.compile(r'halffull_picker_ads_responses_total{result="(\w+)",type="(\w+)"} (\S+)')
+
+    async def answered() -> bool:
+        open_answers: Counter[str] = Counter()
+        for result, kind, number in series.findall(await get_text(f"{stack.metrics}/metrics")):
+            if kind == "other":  # asked for, and not ours to send
+                continue
+            open_answers[kind] += int(float(number)) * (1 if result == "sent" else -1)
+        return bool(open_answers) and not any(open_answers.values())
+
+    await eventually(answered, what="Envoy's answers by ADS")
 
 
 # Envoy

@@ -16,7 +16,8 @@ from halffull_extproc.policies import Policy
 from halffull_extproc.server import Hooks, Server
 from halffull_extproc.tls import SelfSigned, TlsError, TlsFiles, self_signed
 from halffull_extproc.xds.ads import AdsServer
-from halffull_extproc.xds.resources import CLUSTER, GatewayConfig
+from halffull_extproc.xds.gateway_config import GatewayConfig
+from halffull_extproc.xds.resources import CLUSTER
 from tests.extproc.protocol.messages import DUPLEX, Account, body, decoded, request
 from tests.extproc.protocol.test_tls import write
 from tests.extproc.xds.test_access_log import logged, message

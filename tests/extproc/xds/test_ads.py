@@ -12,7 +12,8 @@ from halffull_extproc.endpoint import Endpoint
 from halffull_extproc.policies import Policy
 from halffull_extproc.tls import TlsFiles
 from halffull_extproc.xds.ads import AdsServer, MalformedRequestError, Session
-from halffull_extproc.xds.resources import CLUSTER, CLUSTERS, ENDPOINTS, LISTENER, ROUTE, SECRET, GatewayConfig
+from halffull_extproc.xds.gateway_config import GatewayConfig
+from halffull_extproc.xds.resources import CLUSTER, CLUSTERS, ENDPOINTS, LISTENER, ROUTE, SECRET
 
 ENGINES = [Endpoint("10.0.0.1:8000"), Endpoint("[fd00::1]:8000")]
 

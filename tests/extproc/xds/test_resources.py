@@ -18,16 +18,10 @@ from halffull_extproc.policies import Policy
 from halffull_extproc.tls import SelfSigned, TlsFiles
 from halffull_extproc.xds.bootstrap import bootstrap
 from halffull_extproc.xds.encoding import encode
+from halffull_extproc.xds.gateway_config import GatewayConfig
+from halffull_extproc.xds.json_form import socket_address
 from halffull_extproc.xds.listener import listener
-from halffull_extproc.xds.resources import (
-    GatewayConfig,
-    clusters,
-    duration,
-    load_assignments,
-    route,
-    secret,
-    socket_address,
-)
+from halffull_extproc.xds.resources import clusters, duration, load_assignments, route, secret
 
 REGISTERED = (downstream_connections_pb2,)
 
@@ -39,7 +33,8 @@ from halffull_extproc.policies import Policy
 from halffull_extproc.tls import TlsFiles
 from halffull_extproc.xds.encoding import encode
 from halffull_extproc.xds.listener import listener
-from halffull_extproc.xds.resources import GatewayConfig, clusters, load_assignments, route
+from halffull_extproc.xds.gateway_config import GatewayConfig
+from halffull_extproc.xds.resources import clusters, load_assignments, route
 config = GatewayConfig(tls=TlsFiles("/tls/tls.crt", "/tls/tls.key"))
 for resources in ([listener(config)], clusters(), load_assignments([Endpoint("10.0.0.1:80")]),
                   [route(config, policy=Policy.SAL, fail_open=True)]):

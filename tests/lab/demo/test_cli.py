@@ -74,6 +74,11 @@ def test_wrong_usage_is_one_line_and_exit_code_2(argv: list[str], capsys: pytest
         (["demo", "--load-port", "99999"], "'99999' is no port"),
         (["engine", "--port", "70000"], "'70000' is no port"),
         (["engine", "--load-port", "-1"], "--load-port"),
+        (["engine", "--kv-tokens", "-5"], "argument --kv-tokens: '-5' does not fit, allowed: a whole number from 1"),
+        (["engine", "--max-model-len", "0"], "argument --max-model-len: '0' does not fit"),
+        (["engine", "--max-num-seqs", "x"], "argument --max-num-seqs: 'x' does not fit"),
+        (["engine", "--max-tokens-per-batch", "1.5"], "argument --max-tokens-per-batch: '1.5' does not fit"),
+        (["engine", "--stream-interval", "0"], "argument --stream-interval: '0' does not fit"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused(

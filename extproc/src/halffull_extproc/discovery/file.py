@@ -14,6 +14,7 @@ import msgspec
 from halffull_extproc.addresses import endpoint_address, format_address, split_address
 from halffull_extproc.discovery import OnEndpoints, OnText, OnTrouble
 from halffull_extproc.endpoint import Endpoint
+from halffull_extproc.errors import InputError
 from halffull_extproc.yaml_text import Path as YamlPath
 from halffull_extproc.yaml_text import SettingsError, convert, dotted, parse_yaml
 
@@ -75,7 +76,7 @@ def parse_endpoints(text: str, *, source: str, load_port: int, ranks: int | None
     return endpoints
 
 
-class FileError(OSError):
+class FileError(InputError, OSError):
     """A file that cannot be read as text; the message is one line."""
 
 

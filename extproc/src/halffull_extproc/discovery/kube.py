@@ -16,6 +16,8 @@ from typing import Any, Final
 import aiohttp
 import structlog
 
+from halffull_extproc.errors import InputError
+
 Object = dict[str, Any]
 
 WATCH_FOR: Final = 60  # s until the server ends a watch; then it is resumed where it was
@@ -27,7 +29,7 @@ _BUFFER: Final = 16 * 1024 * 1024  # bytes of one event; the API server's own li
 _log = structlog.get_logger(__name__)
 
 
-class KubeError(Exception):
+class KubeError(InputError):
     """The API did not do what was asked; one line. `gone`: the version asked for is too old, list again."""
 
     def __init__(self, message: str, *, gone: bool = False) -> None:

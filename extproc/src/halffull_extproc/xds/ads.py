@@ -23,7 +23,9 @@ from google.protobuf.message import DecodeError
 
 from halffull_extproc.endpoint import Endpoint
 from halffull_extproc.policies import Policy
-from halffull_extproc.xds.encoding import Resource, encode
+from halffull_extproc.xds.encoding import encode
+from halffull_extproc.xds.gateway_config import GatewayConfig
+from halffull_extproc.xds.json_form import Resource
 from halffull_extproc.xds.listener import listener
 from halffull_extproc.xds.resources import (
     CLUSTER,
@@ -31,7 +33,6 @@ from halffull_extproc.xds.resources import (
     LISTENER,
     ROUTE,
     SECRET,
-    GatewayConfig,
     clusters,
     load_assignments,
     route,

@@ -4,9 +4,8 @@ from typing import Any, Final
 
 import yaml
 
-from halffull_extproc.tls import SelfSigned, TlsFiles
-from halffull_extproc.xds.encoding import Resource
-from halffull_extproc.xds.resources import ADS_SOURCE, CIRCUIT_BREAKERS, PICKER, TYPE, socket_address
+from halffull_extproc.tls_config import SelfSigned, TlsFiles
+from halffull_extproc.xds.json_form import ADS_SOURCE, CIRCUIT_BREAKERS, PICKER, TYPE, Resource, socket_address
 
 _ADMIN = "admin"
 _CLIENT_CONNECTIONS: Final = 100_000

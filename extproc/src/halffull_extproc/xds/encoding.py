@@ -6,8 +6,7 @@ from google.protobuf import any_pb2, json_format, symbol_database
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-Resource = dict[str, Any]
-"""A resource as Envoy's documentation writes it; every typed part, and the whole, has its "@type"."""
+from halffull_extproc.xds.json_form import Resource
 
 
 def encode(resource: Resource) -> bytes:

@@ -11,19 +11,9 @@ from envoy.extensions.filters.http.router.v3 import router_pb2 as _router
 from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2 as _hcm
 
 from halffull_extproc import wire
-from halffull_extproc.xds.encoding import Resource
-from halffull_extproc.xds.resources import (
-    ADS_SOURCE,
-    EXT_PROC_FILTER,
-    INGRESS,
-    LISTENER,
-    NO_ENGINE,
-    PICKER,
-    TYPE,
-    GatewayConfig,
-    duration,
-    socket_address,
-)
+from halffull_extproc.xds.gateway_config import GatewayConfig
+from halffull_extproc.xds.json_form import ADS_SOURCE, PICKER, TYPE, Resource, socket_address
+from halffull_extproc.xds.resources import EXT_PROC_FILTER, INGRESS, LISTENER, NO_ENGINE, duration
 
 REGISTERED: Final = (_listener, _cel, _als, _stream, _router, _hcm)
 
@@ -32,6 +22,7 @@ MESSAGE_TIMEOUT: Final = "0.1s"
 ACCESS_LOG_FLUSH: Final = "0.1s"
 ACCESS_LOG_BUFFER: Final = 4 * 1024 * 1024
 """Bytes per worker of Envoy, some thousands of entries."""
+UNREADABLE_PATH: Final = "The path of the URL cannot be read: mind zero bytes (%00) and '#'."
 
 
 def listener(config: GatewayConfig) -> Resource:
@@ -179,6 +170,7 @@ def _local_replies() -> Resource:
                 **_reply_to(_cel_filter("response.code_details.startsWith('ext_proc')"), "The picker does not answer."),
                 "status_code": 503,
             },
+            _reply_to(_cel_filter("response.code_details == 'path_normalization_failed'"), UNREADABLE_PATH),
             _reply_to({"response_flag_filter": {"flags": ["UH"]}}, NO_ENGINE),
             _reply_to({"response_flag_filter": {"flags": ["UF"]}}, "The engine could not be reached. Try again."),
             _reply_to(

@@ -6,7 +6,6 @@ at start: a changed listener drains every connection, a changed cluster forgets 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final
 
 # Registers the types that the dicts below name by "@type".
@@ -26,8 +25,9 @@ from halffull_extproc import wire
 from halffull_extproc.addresses import split_address
 from halffull_extproc.endpoint import Endpoint, Health
 from halffull_extproc.policies import Policy
-from halffull_extproc.tls import TlsFiles
-from halffull_extproc.xds.encoding import Resource
+from halffull_extproc.tls_config import TlsFiles
+from halffull_extproc.xds.gateway_config import GatewayConfig
+from halffull_extproc.xds.json_form import ADS_SOURCE, CIRCUIT_BREAKERS, TYPE, Resource
 
 REGISTERED: Final = (
     _cluster,
@@ -43,7 +43,6 @@ REGISTERED: Final = (
     _http_protocol_options,
 )
 
-TYPE: Final = "type.googleapis.com/"
 LISTENER: Final = TYPE + "envoy.config.listener.v3.Listener"
 ROUTE: Final = TYPE + "envoy.config.route.v3.RouteConfiguration"
 CLUSTER: Final = TYPE + "envoy.config.cluster.v3.Cluster"
@@ -56,58 +55,12 @@ ENGINES: Final = "engines"
 ENGINES_ROUND_ROBIN: Final = "engines-round-robin"
 ENGINES_RANDOM: Final = "engines-random"
 CLUSTERS: Final = (ENGINES, ENGINES_ROUND_ROBIN, ENGINES_RANDOM)
-PICKER: Final = "picker"
-"""The one static cluster that ext_proc, ADS and access log go to; the bootstrap defines it."""
 EXT_PROC_FILTER: Final = "envoy.filters.http.ext_proc"
 
 NO_ENGINE: Final = "No engine is ready to serve this request. Try again later."
 
-MAXIMUM: Final = 4_294_967_295
-"""Circuit breakers count to 1,024 by default: the excess would be refused, or pass unpicked in silence."""
-CIRCUIT_BREAKERS: Final[Resource] = {
-    "thresholds": [
-        {
-            "priority": priority,
-            "max_connections": MAXIMUM,
-            "max_pending_requests": MAXIMUM,
-            "max_requests": MAXIMUM,
-            "max_retries": MAXIMUM,
-        }
-        for priority in ("DEFAULT", "HIGH")
-    ]
-}
-ADS_SOURCE: Final[Resource] = {"ads": {}, "resource_api_version": "V3"}
-
 _UPSTREAM_IDLE = "4s"  # uvicorn closes idle connections at 5 s: Envoy must be first, or a request meets a reset
 _CONNECT_TIMEOUT = "1s"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayConfig:
-    """The part of the picker's configuration that shapes Envoy, read at start."""
-
-    listen: str = "[::]:8000"
-    """IP literal and port; [::] takes IPv4 too."""
-    tls: TlsFiles | None = None
-    """Files as Envoy sees them; replaced on disk, they are read anew without a listener change."""
-    paths: tuple[str, ...] = ("/v1/*", "/health")
-    """What is let through: an exact path, or all below one that ends with `*`."""
-    max_request_bytes: int | None = None
-    """Requests whose Content-Length is larger are refused with 413; a chunked body does not say its size."""
-    retry_buffer_bytes: int = 1024 * 1024
-    """A request whose body is larger is not tried again on the second choice."""
-    request_timeout: float = 0.0
-    """s from the end of the request to the end of the response; 0: none. A long answer takes minutes."""
-    idle_timeout: float = 0.0
-    """s without a byte in either direction; 0: none. A long prefill is silent for minutes."""
-
-
-def socket_address(address: str) -> Resource:
-    """Write `10.0.0.1:8000` or `[::1]:8000` in Envoy's form. `[::]` takes IPv4 too."""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    dual = {"ipv4_compat": True} if host == "::" else {}
-    return {"socket_address": {"address": host, "port_value": int(port), **dual}}
 
 
 def duration(seconds: float) -> str:
