@@ -6,24 +6,34 @@ ARGS ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint format bench lock schemas wheels clean
+.PHONY: help demo test test-vllm soak lint format bench lock schemas crd wheels clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(VENV)/.ready: requirements/bootstrap.txt requirements/dev.txt VERSION pyproject.toml larry/pyproject.toml extproc/pyproject.toml lab/pyproject.toml
+$(VENV)/.ready: requirements/bootstrap.txt requirements/dev.txt VERSION pyproject.toml larry/pyproject.toml extproc/pyproject.toml lab/pyproject.toml operator/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 …"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --quiet --require-hashes requirements/dev.txt
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e larry -e extproc -e lab
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e larry -e extproc -e lab -e operator
+	@touch $@
+
+.venv-vllm/newest/.ready: requirements/vllm.txt
+.venv-vllm/oldest/.ready: requirements/vllm-oldest.txt
+.venv-vllm/%/.ready: hack/vllm-env requirements/vllm-test.txt VERSION larry/pyproject.toml lab/pyproject.toml | $(VENV)/.ready
+	$(BIN)/python hack/vllm-env $*
 	@touch $@
 
 demo: $(VENV)/.ready  ## real Envoy, the picker, emulated GPUs, a production trace: SAL against P2C (ARGS=--quick for 2 minutes)
 	$(BIN)/halffull demo $(ARGS)
 
 test: $(VENV)/.ready  ## units, properties and everything through the real Envoy, ≤ 5 minutes
-	$(BIN)/pytest -n 3 --dist loadfile -m "not soak" $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile -m "not soak and not operator" $(ARGS)
+
+test-vllm: .venv-vllm/newest/.ready .venv-vllm/oldest/.ready  ## LARRY in real vLLM on the CPU, the newest and the oldest supported release
+	.venv-vllm/newest/bin/pytest tests/vllm $(ARGS)
+	.venv-vllm/oldest/bin/pytest tests/vllm $(ARGS)
 
 soak: $(VENV)/.ready  ## the long waits: silences of minutes, 20-minute streams, keep-alive races
 	$(BIN)/pytest -n 5 -m soak --timeout 1800 tests/extproc/soak $(ARGS)
@@ -45,13 +55,18 @@ schemas: $(VENV)/.ready  ## write schemas/ anew from the code (a test compares)
 	$(BIN)/halffull-extproc schema picker > schemas/picker.schema.json
 	$(BIN)/halffull-extproc schema load-report > schemas/load-report.schema.json
 
+crd: $(VENV)/.ready  ## write crds/, its copy in the chart, and docs/llmserving.md anew from the spec (tests compare)
+	$(BIN)/python -m halffull_operator.crd > crds/llmservings.serving.halffull.dev.yaml
+	cp crds/llmservings.serving.halffull.dev.yaml charts/halffull/crds/
+	$(BIN)/python -m halffull_operator.spec_docs > docs/llmserving.md
+
 lock: $(VENV)/.ready  ## resolve requirements/ anew, to the newest versions allowed
 	hack/lock
 
 wheels: $(VENV)/.ready  ## every wheel of a release into dist/
 	@rm -rf dist
-	@for p in larry extproc lab; do $(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist $$p || exit 1; done
+	@for p in larry extproc lab operator; do $(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist $$p || exit 1; done
 	@ls -1 dist/*.whl
 
-clean:  ## remove the environment and everything built
-	rm -rf $(VENV) build dist
+clean:  ## remove the environments and everything built
+	rm -rf $(VENV) .venv-vllm build dist

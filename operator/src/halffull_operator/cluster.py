@@ -1,0 +1,219 @@
+"""Calls to the API server: server-side apply, deletes, status, events, lists. Nothing is decided here.
+
+On kubernetes.aio's dynamic client, without its discovery (kinds.py says why). Every call has a timeout, is counted, and
+fails with an `ApiError` only.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import aiohttp
+from kubernetes.aio import client
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.dynamic import DynamicClient
+
+from halffull_operator import kinds
+from halffull_operator.errors import ApiError
+from halffull_operator.kinds import Kind, Manifest
+from halffull_operator.ownership import FIELD_MANAGER
+from halffull_operator.version import user_agent
+
+TIMEOUT: Final = 30.0  # s for one call
+APPLY: Final = "application/apply-patch+yaml"
+MERGE: Final = "application/merge-patch+json"
+_RETRYABLE: Final = frozenset({"Conflict", "AlreadyExists", "Timeout", "ServerTimeout", "TooManyRequests", "Expired"})
+
+Count = Callable[[str, str, str], None]
+"""Told of each call: verb, plural, "ok" or the reason of the failure."""
+
+
+class Cluster:
+    """The API server, as far as the operator uses it."""
+
+    def __init__(self, api: Any, *, count: Count) -> None:
+        """Take an ApiClient of kubernetes.aio."""
+        untyped: Any = DynamicClient
+        self._client = untyped(api)
+        self._count = count
+
+    async def get(self, kind: Kind, name: str, *, namespace: str | None = None) -> Manifest | None:
+        """One object as it is now; None: there is none."""
+        try:
+            return await self._call("get", kind, kind.path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(
+        self, kind: Kind, *, namespace: str | None = None, label_selector: str = "", field_selector: str = ""
+    ) -> tuple[list[Manifest], str]:
+        """(objects, version of the list)."""
+        answer = await self._call(
+            "list",
+            kind,
+            kind.path(namespace),
+            label_selector=label_selector or None,
+            field_selector=field_selector or None,
+        )
+        # Items of a list come without these two.
+        common = {"apiVersion": kind.api_version, "kind": kind.kind}
+        items = [{**common, **item} for item in answer.get("items") or []]
+        return items, str(answer.get("metadata", {}).get("resourceVersion", ""))
+
+    async def apply(self, manifest: Manifest, *, manager: str = FIELD_MANAGER) -> Manifest:
+        """Server-side apply: our fields win. Returns the object as stored."""
+        kind = kinds.kind_of(manifest)
+        metadata = manifest["metadata"]
+        return await self._call(
+            "patch",
+            kind,
+            kind.path(metadata.get("namespace"), metadata["name"]),
+            body=manifest,
+            content_type=APPLY,
+            field_manager=manager,
+            force_conflicts="true",
+        )
+
+    async def apply_status(self, kind: Kind, *, name: str, namespace: str, uid: str, status: Manifest) -> Manifest:
+        """Make a status exactly this one, of the object with that uid. Returns the object as stored."""
+        return await self._call(
+            "patch",
+            kind,
+            kind.path(namespace, name, "status"),
+            body={
+                "apiVersion": kind.api_version,
+                "kind": kind.kind,
+                "metadata": {"name": name, "namespace": namespace, "uid": uid},
+                "status": status,
+            },
+            content_type=APPLY,
+            field_manager=FIELD_MANAGER,
+            force_conflicts="true",
+        )
+
+    async def merge(self, kind: Kind, name: str, body: Manifest, *, namespace: str | None = None) -> Manifest:
+        """JSON merge patch, for objects that are not ours as a whole. Returns the object as stored."""
+        return await self._call(
+            "patch",
+            kind,
+            kind.path(namespace, name),
+            body=body,
+            content_type=MERGE,
+            field_manager=FIELD_MANAGER,
+        )
+
+    async def delete(self, kind: Kind, name: str, *, namespace: str, uid: str | None, orphan: bool = False) -> None:
+        """Delete an object if it has that uid; what it owns goes too, or stays. That it is gone already is fine."""
+        body: Manifest = {"propagationPolicy": "Orphan" if orphan else "Background"}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        try:
+            await self._call("delete", kind, kind.path(namespace, name), body=body)
+        except ApiError as error:
+            if error.status != 404 and not (error.status == 409 and uid is not None):
+                raise
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Create an object. Returns it as stored."""
+        kind = kinds.kind_of(manifest)
+        return await self._call(
+            "post", kind, kind.path(manifest["metadata"].get("namespace")), body=manifest, field_manager=FIELD_MANAGER
+        )
+
+    async def served(self, optional: Iterable[Kind]) -> frozenset[Kind]:
+        """Which of these kinds the API server serves at this moment."""
+        found = set()
+        for kind in optional:
+            try:
+                answer = await self._call("get", kind, f"/apis/{kind.api_version}")
+            except ApiError as error:
+                if error.status == 404:
+                    continue
+                raise
+            if any(resource.get("name") == kind.plural for resource in answer.get("resources") or []):
+                found.add(kind)
+        return frozenset(found)
+
+    async def _call(self, verb: str, kind: Kind, path: str, **options: Any) -> Manifest:
+        method = "get" if verb == "list" else verb
+        try:
+            async with asyncio.timeout(TIMEOUT):  # reading the body included
+                response = await self._client.request(
+                    method,
+                    path,
+                    serialize=False,
+                    _request_timeout=aiohttp.ClientTimeout(total=TIMEOUT),
+                    **options,
+                )
+                data = await response.read()
+            answer = json.loads(data)
+        except ApiException as error:
+            refused = from_response(error.status, error.body, error.headers)
+            self._count(verb, kind.plural, refused.reason)
+            raise refused from error
+        except TimeoutError as error:
+            self._count(verb, kind.plural, "Timeout")
+            raise ApiError("Timeout", f"no answer within {TIMEOUT:.0f} s to {verb} {path}", retryable=True) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            self._count(verb, kind.plural, "Unreachable")
+            message = f"{verb} {path}: {str(error) or type(error).__name__}"
+            raise ApiError("Unreachable", message, retryable=True) from error
+        self._count(verb, kind.plural, "ok")
+        return answer if isinstance(answer, dict) else {}
+
+
+@asynccontextmanager
+async def connect(configuration: Any, *, count: Count) -> AsyncIterator[Cluster]:
+    """A Cluster with the access of a kubernetes.aio Configuration (access.py)."""
+    async with client.ApiClient(configuration) as api:
+        api.user_agent = user_agent()
+        yield Cluster(api, count=count)
+
+
+def from_response(status: int, body: str | bytes | None, headers: Mapping[str, str] | None) -> ApiError:
+    """The error that an answer with a status other than 2xx means."""
+    answer = _status_object(body)
+    reason = str(answer.get("reason") or f"HTTP{status}")
+    message = str(answer.get("message") or (body if isinstance(body, str) else "") or f"status {status}")[:1000]
+    details = answer.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    if status == 403:
+        if any(isinstance(cause, dict) and cause.get("reason") == "NamespaceTerminating" for cause in causes or ()):
+            reason = "NamespaceTerminating"
+        elif "exceeded quota" in message:
+            reason = "QuotaExceeded"
+        elif "can be resized" in message:
+            reason = "CacheResizeUnsupported"
+    return ApiError(
+        reason,
+        message,
+        status=status,
+        retry_after=_retry_after(headers, details),
+        # An apply of ours forces, and never conflicts over fields: 409 is a race.
+        retryable=status == 429 or status >= 500 or status in (401, 408) or reason in _RETRYABLE,
+    )
+
+
+def _status_object(body: str | bytes | None) -> Manifest:
+    try:
+        answer = json.loads(body or "")
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _retry_after(headers: Mapping[str, str] | None, details: object) -> float | None:
+    """Seconds; the header of HTTP first, then the field of Kubernetes' Status."""
+    given: object = (headers or {}).get("Retry-After")
+    if given is None and isinstance(details, dict):
+        given = details.get("retryAfterSeconds")
+    try:
+        seconds = float(given)  # type: ignore[arg-type]  # whatever the server sent
+    except (TypeError, ValueError):
+        return None
+    return min(seconds, 300.0) if math.isfinite(seconds) and seconds > 0 else None

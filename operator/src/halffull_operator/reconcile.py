@@ -1,0 +1,243 @@
+"""One reconcile of one LLMServing: what is seen → what should be → what to do → do it → say how it is.
+
+It keeps nothing that matters between two runs, so that it converges from wherever it was killed.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+import structlog
+
+from halffull_operator import kinds, labels
+from halffull_operator.cache import Cache
+from halffull_operator.children import build
+from halffull_operator.cluster import Cluster
+from halffull_operator.compare import Difference
+from halffull_operator.conditions import Event, events
+from halffull_operator.config import OperatorConfig
+from halffull_operator.errors import ApiError
+from halffull_operator.execute import Execution, Executor
+from halffull_operator.kinds import Manifest
+from halffull_operator.lookups import Lookups
+from halffull_operator.metrics import Metrics
+from halffull_operator.observed import Observed, key_of
+from halffull_operator.plan import Apply, OrphanAndRecreate, after_apply, plan
+from halffull_operator.spec import LLMServing, SpecError, parse
+from halffull_operator.status import Outcome, invalid, next_look, status
+
+FULL_EVERY: Final = 3600.0  # s between two applies of every child
+_SHORTEST: Final = 1.0  # s
+_EVENT_NAME: Final = 200  # characters
+_REFUSED_AGAIN: Final = 60.0  # s until what a person or a quota refused is tried again
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a reconcile went."""
+
+    again: float | None = None
+    """Seconds until the next one, if nothing happens before."""
+    repaired: bool = False
+    """Children were changed though the LLMServing was not."""
+    gone: bool = False
+    """There is nothing to reconcile any more."""
+    label: str = "ok"
+
+
+class Reconciler:
+    """Reconciles whatever LLMServing it is asked to."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        config: OperatorConfig,
+        apis: frozenset[str],
+        metrics: Metrics,
+        now: Callable[[], datetime],
+        clock: Callable[[], float],
+        rng: random.Random | None = None,
+    ) -> None:
+        """Make one for the life of the operator.
+
+        Args:
+            cluster: the API server.
+            cache: what the watches told.
+            config: what the chart says.
+            apis: the optional APIs that the cluster serves.
+            metrics: where changes are counted.
+            now: the time for conditions.
+            clock: seconds, monotonic.
+            rng: spreads the hourly passes.
+        """
+        self._cluster = cluster
+        self._cache = cache
+        self._config = config
+        self._apis = apis
+        self._now = now
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._executor = Executor(cluster=cluster, cache=cache, metrics=metrics)
+        self._lookups = Lookups(cluster=cluster, clock=clock, now=now)
+        self._full_due: dict[str, float] = {}
+        self._generation: dict[str, int] = {}
+        """The generation that the last run that reached the end was for."""
+        self._settled: dict[str, dict[tuple[str, str], frozenset[Difference]]] = {}
+        self.missing: dict[str, bool] = {}
+        """Whose children lack an optional API."""
+
+    def forget(self, uid: str) -> None:
+        """An LLMServing is gone."""
+        for kept in (self._full_due, self._generation, self._settled, self.missing):
+            kept.pop(uid, None)
+        self._lookups.forget(uid)
+
+    async def reconcile(self, uid: str) -> Result:  # noqa: PLR0911  each step may find that there is nothing to do
+        """Bring one LLMServing and its children in step.
+
+        Raises:
+            ApiError: the API server is ill, or something is in the way for a moment; try again later.
+        """
+        body = self._cache.serving(uid)
+        if body is None or body["metadata"].get("deletionTimestamp"):
+            return Result(gone=True)
+        full = self._clock() >= self._full_due.get(uid, float("-inf"))
+        try:
+            serving = parse(body)
+            children = build(serving, self._config, self._apis)
+        except SpecError as error:
+            return await self._say_invalid(body, error)
+        observed = await self._observe(body, serving)
+        actions = plan(serving, children, observed, full=full)
+        execution = Execution()
+        if actions:
+            fresh = await self._cluster.get(
+                kinds.SERVING, body["metadata"]["name"], namespace=body["metadata"]["namespace"]
+            )
+            if fresh is None or fresh["metadata"]["uid"] != uid or fresh["metadata"].get("deletionTimestamp"):
+                return Result(gone=True)  # never make children for what is gone: their garbage collection starts a loop
+            if fresh["metadata"].get("generation") != body["metadata"].get("generation"):
+                self._cache.see(kinds.SERVING, fresh)
+                return Result(again=0.0)
+            execution = await self._executor.run(actions, owner=body, observed=observed)
+            if execution.over:
+                return Result(gone=True)
+            self._note_settled(uid, execution)
+            if execution.retry is not None and execution.retry.unreachable:
+                raise execution.retry
+            observed = await self._observe(body, serving)
+        self.missing[uid] = bool(children.missing)
+        outcome, now = Outcome(failures=tuple(execution.failures)), self._now()
+        if not await self._say(body, status(serving, children, observed, outcome, now=now)):
+            return Result(gone=True)
+        if execution.retry is not None:
+            raise execution.retry
+        look = next_look(serving, children, observed, outcome, now=now)
+        return self._ended(body, full=full, execution=execution, look=look)
+
+    async def _observe(self, body: Manifest, serving: LLMServing) -> Observed:
+        uid = body["metadata"]["uid"]
+        members = self._cache.members(uid)
+        observed = Observed(
+            children=members.children,
+            pods=members.pods,
+            claims=members.claims,
+            body=self._cache.serving(uid) or body,
+            settled=self._settled.get(uid, {}),
+        )
+        return await self._lookups.complete(uid, observed, uri=serving.spec.model.uri)
+
+    def _note_settled(self, uid: str, execution: Execution) -> None:
+        """Remember what the API server made of our applies."""
+        settled = self._settled.setdefault(uid, {})
+        for action, answer in execution.done:
+            if answer is not None and isinstance(action, Apply | OrphanAndRecreate):
+                settled[key_of(action.manifest)] = after_apply(action.manifest, answer)
+
+    async def _say(self, body: Manifest, wanted: Manifest) -> bool:
+        """Write the status where it differs, and an Event for each transition. False: the LLMServing is gone."""
+        metadata = body["metadata"]
+        old = (self._cache.serving(metadata["uid"]) or body).get("status") or {}
+        if old == wanted:
+            return True
+        try:
+            answer = await self._cluster.apply_status(
+                kinds.SERVING,
+                name=metadata["name"],
+                namespace=metadata["namespace"],
+                uid=metadata["uid"],
+                status=wanted,
+            )
+        except ApiError as error:
+            if error.status in (404, 409):  # gone, or another one of that name
+                return False
+            raise
+        self._cache.see(kinds.SERVING, answer)
+        for event in events(old, wanted):
+            await self._emit(body, event)
+        return True
+
+    async def _emit(self, body: Manifest, event: Event) -> None:
+        """Write an Event; that it fails is logged, and stops nothing."""
+        metadata, at = body["metadata"], self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        try:
+            await self._cluster.create(
+                {
+                    "apiVersion": kinds.EVENT.api_version,
+                    "kind": kinds.EVENT.kind,
+                    "metadata": {
+                        "generateName": f"{metadata['name'][:_EVENT_NAME]}.",
+                        "namespace": metadata["namespace"],
+                    },
+                    "involvedObject": {
+                        "apiVersion": kinds.SERVING.api_version,
+                        "kind": kinds.SERVING.kind,
+                        "name": metadata["name"],
+                        "namespace": metadata["namespace"],
+                        "uid": metadata["uid"],
+                        "resourceVersion": metadata.get("resourceVersion", ""),
+                    },
+                    "type": event.type,
+                    "reason": event.reason,
+                    "message": event.message,
+                    "count": 1,
+                    "firstTimestamp": at,
+                    "lastTimestamp": at,
+                    "source": {"component": labels.OPERATOR},
+                    "reportingComponent": f"{labels.GROUP}/operator",
+                    "reportingInstance": labels.OPERATOR,
+                }
+            )
+        except ApiError as error:
+            _log.warning("an Event is lost", about=event.reason, reason=error.reason, message=error.message)
+
+    async def _say_invalid(self, body: Manifest, error: SpecError) -> Result:
+        """The children stay as they are; an edit brings the next run."""
+        if not await self._say(body, invalid(body, field=error.field, message=error.message, now=self._now())):
+            return Result(gone=True)
+        return Result(label="invalid")
+
+    def _ended(self, body: Manifest, *, full: bool, execution: Execution, look: float | None) -> Result:
+        uid = body["metadata"]["uid"]
+        if full:
+            # The first pass of all of them is at start; the next ones are spread over an hour, and stay so.
+            share = 1.0 if uid in self._full_due else self._rng.uniform(0.1, 1.0)
+            self._full_due[uid] = self._clock() + FULL_EVERY * share
+        generation = int(body["metadata"].get("generation") or 0)
+        # What is refused again and again costs as much as a fight over a field, and is held back like one.
+        repaired = (bool(execution.done) and self._generation.get(uid) == generation and not full) or bool(
+            execution.failures
+        )
+        self._generation[uid] = generation
+        waits = [self._full_due.get(uid, self._clock() + FULL_EVERY) - self._clock()]
+        if execution.failures:
+            waits.append(_REFUSED_AGAIN)
+        waits += [wait for wait in (look, self._lookups.wait(uid)) if wait is not None]
+        label = "refused" if execution.failures else "ok"
+        return Result(again=max(_SHORTEST, min(waits)), repaired=repaired, label=label)

@@ -1,0 +1,246 @@
+"""What can be said of the chart without Helm."""
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+
+from halffull_operator import kinds
+from halffull_operator.children import build
+from halffull_operator.config import OperatorConfig, Profile, load_config
+from halffull_operator.spec import parse
+from tests.operator.chart.render import CHART, REPOSITORY, unhelmed_rules, values
+from tests.operator.plan.test_real_children import APIS
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
+SERVINGS = [path for path in EXAMPLES if not path.name.startswith("values-")]
+
+
+def config() -> OperatorConfig:
+    """operator.yaml of the chart's values, as the template makes it."""
+    chart = values()
+    images = {name: f"{chart['images'][name]['repository']}:1" for name in ("vllm", "larry", "extproc", "envoy")}
+    same = {
+        name: chart[name] for name in ("engine", "profiles", "gateway", "initResources", "securityContext", "listen")
+    }
+    return load_config(yaml.safe_dump({"images": images, **same}), source="values.yaml")
+
+
+def test_the_values_fit_their_schema() -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    jsonschema.validate(values(), SCHEMA)
+
+
+def test_the_schema_knows_every_value_and_no_other() -> None:
+    """Whoever writes a value that does not exist is told."""
+
+    def walk(value: Any, schema: dict[str, Any], path: str) -> None:
+        if schema.get("additionalProperties") is False:
+            for key in value:
+                assert key in schema["properties"], f"{path}.{key}"
+                if isinstance(value[key], dict):
+                    walk(value[key], schema["properties"][key], f"{path}.{key}")
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate({**value, "notAValue": 1}, schema)
+
+    walk(values(), SCHEMA, "values")
+    missing = set(SCHEMA["properties"]) - set(values()) - {"global"}
+    assert missing == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("registry", "https://registry.example.com"),
+        ("images.envoy.digest", "sha256:short"),
+        ("images.envoy.repository", "envoy@sha256:abc"),
+        ("watch.namespaces", ["Not_A_Name"]),
+        ("watch.namespaces", "team"),
+        ("securityContext.runAsUser", 0),
+        ("securityContext.runAsUser", "65532"),
+        ("profiles", {"H 100": {}}),
+        ("profiles.h100.replicas", 3),
+        ("operator.logLevel", "verbose"),
+        ("podMonitor.interval", "30"),
+        ("labels", {"a": 1}),
+        ("proxy", {"noProxy": False}),
+        ("listen", "127.0.0.1"),
+    ],
+)
+def test_bad_values_are_refused(path: str, value: Any) -> None:
+    changed = copy.deepcopy(values())
+    target = changed
+    *steps, last = path.split(".")
+    for step in steps:
+        target = target[step]
+    target[last] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(changed, SCHEMA)
+
+
+def test_the_schema_of_engine_and_profiles_is_the_operators_own() -> None:
+    fields = {field.encode_name for field in msgspec.structs.fields(Profile)}
+    assert set(SCHEMA["properties"]["engine"]["properties"]) == fields
+    assert set(SCHEMA["properties"]["profiles"]["additionalProperties"]["properties"]) == fields
+
+
+def test_every_setting_of_the_operator_can_be_set_by_the_chart() -> None:
+    template = (CHART / "templates" / "_helpers.tpl").read_text()
+    (written,) = re.findall(r'define "halffull.config" -}}\n(.*?)\{\{- end }}\n\n', template, re.DOTALL)
+    keys = set(re.findall(r"^(\w+):", written, re.MULTILINE))
+    assert keys == {field.encode_name for field in msgspec.structs.fields(OperatorConfig)}
+
+
+def test_every_value_is_explained() -> None:
+    """A `# --` above each, or above the group when its members speak for themselves."""
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    explained, bare = [False] * 8, []
+    comment = False
+    for line in lines:
+        stripped = line.strip()
+        if stripped.startswith("# --"):
+            comment = True
+        elif match := re.match(r'( *)("?[\w:.-]+"?):', line):
+            depth = len(match.group(1)) // 2
+            explained[depth] = comment or any(explained[:depth])
+            explained[depth + 1 :] = [False] * (7 - depth)
+            group = stripped.endswith(":")
+            if not explained[depth] and not group:
+                bare.append(stripped)
+            comment = False
+        elif not stripped.startswith("#"):
+            comment = False
+    assert bare == []
+
+
+def test_the_operator_takes_the_chart_s_defaults() -> None:
+    assert set(config().profiles) == {"h100", "l40s", "mi300x", "cpu"}
+    defaults = OperatorConfig(images=config().images)
+    for name in ("gateway", "init_resources", "security_context", "listen", "proxy", "watch"):
+        assert getattr(config(), name) == getattr(defaults, name), name
+
+
+@pytest.mark.parametrize("path", SERVINGS, ids=lambda path: path.stem)
+def test_every_example_can_be_served(path: Path) -> None:
+    body = yaml.safe_load(path.read_text())
+    body["metadata"] |= {"namespace": "team", "uid": "cr-1", "generation": 1}
+    serving = parse(body)
+    assert serving.unknown == ()
+    children = build(serving, config(), APIS)
+    assert children.missing == ()
+    assert "StatefulSet" in {manifest["kind"] for manifest in children.manifests}
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path not in SERVINGS], ids=lambda path: path.stem)
+def test_every_example_of_values_fits(path: Path) -> None:
+    jsonschema.validate({**values(), **yaml.safe_load(path.read_text())}, SCHEMA)
+
+
+def test_the_crd_is_the_repository_s() -> None:
+    name = "llmservings.serving.halffull.dev.yaml"
+    assert (CHART / "crds" / name).read_text() == (REPOSITORY / "crds" / name).read_text()
+    made = subprocess.run(
+        [sys.executable, "-m", "halffull_operator.crd"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert (CHART / "crds" / name).read_text() == made.stdout, "make crd"
+
+
+def test_the_chart_is_of_this_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    version = (REPOSITORY / "VERSION").read_text().strip()
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+
+
+def test_the_rules_cover_every_kind_and_nothing_else() -> None:
+    granted: dict[tuple[str, str], set[str]] = {}
+    for rule in unhelmed_rules():
+        assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                assert (group, resource) not in granted, "one rule for each"
+                granted[group, resource] = set(rule["verbs"])
+    for kind in kinds.CHILDREN:
+        assert granted.pop((kind.group, kind.plural)) == {"get", "list", "watch", "create", "patch", "delete"}
+    assert granted == {
+        ("serving.halffull.dev", "llmservings"): {"get", "list", "watch"},
+        ("serving.halffull.dev", "llmservings/status"): {"patch"},
+        ("serving.halffull.dev", "llmservings/finalizers"): {"update"},
+        ("", "pods"): {"get", "list", "watch"},
+        ("", "persistentvolumeclaims"): {"get", "list", "watch", "patch"},
+        ("", "events"): {"create", "list"},
+        ("discovery.k8s.io", "endpointslices"): {"get", "list", "watch"},
+    }
+
+
+@pytest.mark.parametrize("path", SERVINGS, ids=lambda path: path.stem)
+def test_the_operator_may_do_all_that_it_grants(path: Path) -> None:
+    granted = {
+        (group, resource, verb)
+        for rule in unhelmed_rules()
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    body = yaml.safe_load(path.read_text())
+    body["metadata"] |= {"namespace": "team", "uid": "cr-1", "generation": 1}
+    for manifest in build(parse(body), config(), APIS).manifests:
+        for rule in manifest.get("rules", ()) if manifest["kind"] == "Role" else ():
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    assert {(group, resource, verb) for verb in rule["verbs"]} <= granted
+
+
+def metrics_in_code() -> set[str]:
+    """Names of all metrics that our programs export."""
+    names = set()
+    extproc = (REPOSITORY / "extproc/src/halffull_extproc/metrics.py").read_text()
+    names |= {
+        f"halffull_picker_{name}"
+        for name in re.findall(r'(?:_PREFIX \+ |\{_PREFIX\}|_counter\(|\(\s*)"?([a-z_]+)"', extproc)
+    }
+    names |= {f"halffull_picker_{name}" for name in re.findall(r'f"\{_PREFIX\}([a-z_]+)"', extproc)}
+    names |= {
+        f"halffull_picker_endpoint_{name}" for name in re.findall(r'^    \("([a-z_]+)", "', extproc, re.MULTILINE)
+    }
+    larry = (REPOSITORY / "larry/src/halffull_larry/metrics.py").read_text()
+    names |= {f"halffull_larry_{name}" for name in re.findall(r'_(?:head|single)\("([a-z_]+)"', larry)}
+    for path in (REPOSITORY / "operator/src/halffull_operator").glob("*.py"):
+        names |= set(re.findall(r'"(halffull_operator_[a-z_]+)"', path.read_text()))
+    return names
+
+
+@pytest.mark.parametrize("name", ["alerts.yaml", "dashboard.json"])
+def test_alerts_and_dashboard_ask_for_metrics_that_exist(name: str) -> None:
+    text = (CHART / "files" / name).read_text()
+    asked = set(re.findall(r"halffull_(?:picker|larry|operator)_[a-z_]+", text))
+    assert len(asked) > 5
+    known = metrics_in_code()
+    unknown = {
+        metric
+        for metric in asked
+        if re.sub(r"_(total|bucket|sum|count)$", "", metric) not in known and metric not in known
+    }
+    assert unknown == set()
+
+
+def test_alerts_are_complete() -> None:
+    (group,) = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]:
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+    assert {
+        "HalffullEngineStale",
+        "HalffullEngineNotProgressing",
+        "HalffullPickerBypassed",
+        "HalffullOperatorNotWatching",
+    } <= {rule["alert"] for rule in group["rules"]}

@@ -1,0 +1,152 @@
+"""Calls to the API server: what is sent, and what every way to fail becomes."""
+
+import asyncio
+import socket
+
+import pytest
+from aiohttp import web
+from halffull_operator import cluster as module
+from halffull_operator import kinds
+from halffull_operator.cluster import Cluster, connect, from_response
+from halffull_operator.errors import ApiError
+from halffull_operator.metrics import Metrics
+from hypothesis import given
+from hypothesis import strategies as st
+from kubernetes.aio import client
+
+from tests.operator.edge.fake_api import FakeApi, refused
+
+SERVICE = kinds.named("v1", "Service")
+
+
+def service(name: str = "s", **spec: object) -> kinds.Manifest:
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "ns"}, "spec": spec}
+
+
+async def test_apply_get_list_delete(api: FakeApi, cluster: Cluster, metrics: Metrics) -> None:
+    answer = await cluster.apply(service(type="ClusterIP"))
+    assert answer["metadata"]["resourceVersion"]
+    assert (await cluster.get(SERVICE, "s", namespace="ns")) == answer
+    items, version = await cluster.list(SERVICE, namespace="ns")
+    assert [item["metadata"]["name"] for item in items] == ["s"]
+    assert items[0]["kind"] == "Service"
+    assert int(version) >= int(answer["metadata"]["resourceVersion"])
+    await cluster.delete(SERVICE, "s", namespace="ns", uid="another one")
+    assert await cluster.get(SERVICE, "s", namespace="ns") is not None, "its successor lives"
+    await cluster.delete(SERVICE, "s", namespace="ns", uid=answer["metadata"]["uid"])
+    assert await cluster.get(SERVICE, "s", namespace="ns") is None
+    await cluster.delete(SERVICE, "s", namespace="ns", uid=None)
+    assert metrics.registry.get_sample_value(
+        "halffull_operator_api_requests_total", {"verb": "patch", "resource": "services", "reason": "ok"}
+    )
+
+
+async def test_apply_says_who_we_are_and_forces(api: FakeApi, cluster: Cluster) -> None:
+    seen: list[web.Request] = []
+    api.fault = seen.append  # None: no fault
+    await cluster.apply(service())
+    (request,) = seen
+    assert request.query == {"fieldManager": "halffull-operator", "force": "true"}
+    assert request.headers["Content-Type"] == "application/apply-patch+yaml"
+    assert request.headers["User-Agent"].startswith("halffull-operator/")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "wanted", "retryable"),
+    [
+        (409, "Conflict", "the object has been modified", "Conflict", True),
+        (422, "Invalid", "spec.ports: Required value", "Invalid", False),
+        (403, "Forbidden", "exceeded quota: pods, requested: pods=1", "QuotaExceeded", False),
+        (403, "Forbidden", "only dynamically provisioned pvc can be resized and …", "CacheResizeUnsupported", False),
+        (403, "Forbidden", "user cannot patch", "Forbidden", False),
+        (401, "Unauthorized", "", "Unauthorized", True),
+        (429, "TooManyRequests", "", "TooManyRequests", True),
+        (500, "InternalError", "", "InternalError", True),
+        (503, "ServiceUnavailable", "", "ServiceUnavailable", True),
+        (504, "Timeout", "", "Timeout", True),
+    ],
+)
+async def test_refusals(  # noqa: PLR0917  one row
+    api: FakeApi, cluster: Cluster, status: int, reason: str, message: str, wanted: str, *, retryable: bool
+) -> None:
+    api.fault = lambda _: refused(status, reason, message)
+    with pytest.raises(ApiError) as caught:
+        await cluster.apply(service())
+    assert (caught.value.reason, caught.value.retryable) == (wanted, retryable)
+    assert message in caught.value.message
+
+
+async def test_a_namespace_that_is_being_deleted(api: FakeApi, cluster: Cluster) -> None:
+    api.fault = lambda _: refused(403, "Forbidden", "…", details={"causes": [{"reason": "NamespaceTerminating"}]})
+    with pytest.raises(ApiError) as caught:
+        await cluster.apply(service())
+    assert caught.value.reason == "NamespaceTerminating"
+
+
+async def test_retry_after_from_header_and_body(api: FakeApi, cluster: Cluster) -> None:
+    response = refused(429, "TooManyRequests", details={"retryAfterSeconds": 3})
+    api.fault = lambda _: response
+    with pytest.raises(ApiError) as caught:
+        await cluster.apply(service())
+    assert caught.value.retry_after == 3.0
+    headed = web.json_response({}, status=503, headers={"Retry-After": "7"})
+    api.fault = lambda _: headed
+    with pytest.raises(ApiError) as caught:
+        await cluster.apply(service())
+    assert caught.value.retry_after == 7.0
+
+
+async def test_no_answer_in_time(api: FakeApi, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TIMEOUT", 0.1)
+
+    async def silent(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(2)
+        return web.Response()
+
+    monkeypatch.setattr(api, "_object", lambda request, *_: silent(request))
+    with pytest.raises(ApiError) as caught:
+        await cluster.apply(service())
+    assert (caught.value.reason, caught.value.retryable, caught.value.unreachable) == ("Timeout", True, True)
+
+
+async def test_an_answer_that_is_no_json(api: FakeApi, cluster: Cluster) -> None:
+    api.fault = lambda _: web.Response(text="<html>a proxy's page</html>")
+    with pytest.raises(ApiError) as caught:
+        await cluster.apply(service())
+    assert caught.value.reason == "Unreachable"
+    api.fault = lambda _: web.Response(text="<html>bad gateway</html>", status=502)
+    with pytest.raises(ApiError) as caught:
+        await cluster.apply(service())
+    assert (caught.value.status, caught.value.retryable) == (502, True)
+
+
+async def test_nobody_listens() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        metrics = Metrics()
+        async with connect(
+            client.Configuration(host=f"http://127.0.0.1:{port}"), count=metrics.count_request
+        ) as cluster:
+            with pytest.raises(ApiError) as caught:
+                await cluster.get(SERVICE, "s", namespace="ns")
+    assert (caught.value.reason, caught.value.retryable) == ("Unreachable", True)
+
+
+async def test_what_is_served(api: FakeApi, cluster: Cluster) -> None:
+    assert await cluster.served(kinds.OPTIONAL) == frozenset(kinds.OPTIONAL)
+    api.kinds = [kind for kind in api.kinds if kind.kind not in ("PodMonitor", "HTTPRoute")]
+    assert {kind.kind for kind in await cluster.served(kinds.OPTIONAL)} == {"InferencePool"}
+
+
+@given(
+    status=st.integers(300, 599),
+    body=st.none() | st.text() | st.binary() | st.from_type(dict[str, int]).map(str),
+    headers=st.none() | st.dictionaries(st.sampled_from(["Retry-After", "Date"]), st.text(max_size=8)),
+)
+def test_whatever_comes_is_an_error_with_a_reason(
+    status: int, body: str | bytes | None, headers: dict[str, str] | None
+) -> None:
+    error = from_response(status, body, headers)
+    assert error.reason
+    assert error.retry_after is None or 0 < error.retry_after <= 300

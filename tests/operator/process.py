@@ -1,0 +1,139 @@
+"""The operator as its own process, as its container runs it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from halffull_operator.kinds import Manifest
+
+from tests.operator.kube import wait_until
+
+CONFIG: Manifest = {
+    "images": {
+        "vllm": "example.test/vllm:1",
+        "larry": "example.test/larry:1",
+        "extproc": "example.test/extproc:1",
+        "envoy": "example.test/envoy:1",
+    }
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class OperatorProcess:
+    """Started, stopped, killed; its log is a file, and is shown when a test fails over it."""
+
+    def __init__(
+        self, *, kubeconfig: Path, folder: Path, config: Manifest | None = None, namespace: str = "halffull-system"
+    ) -> None:
+        self.kubeconfig = kubeconfig
+        self.namespace = namespace
+        self.log = folder / "operator.log"
+        self.config = folder / "operator.yaml"
+        self.config.write_text(yaml.safe_dump({**CONFIG, **(config or {})}))
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, ready: bool = True) -> "OperatorProcess":
+        assert self._process is None or self._process.poll() is not None
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")},
+            "KUBECONFIG": str(self.kubeconfig),
+            "POD_NAMESPACE": self.namespace,
+        }
+        command = [sys.executable, "-m", "halffull_operator", "run", "--config", str(self.config), "--log", "json"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--port", str(self.port)], env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+        if ready:
+            self.wait_ready()
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def wait_ready(self, *, within: float = 60.0) -> None:
+        def look() -> bool:
+            assert self.running(), f"the operator has ended:\n{self.tail()}"
+            return self.http("/readyz")[0] == 200
+
+        wait_until("the operator is ready", look, within=within)
+
+    def http(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError as error:
+            return 0, str(error)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels."""
+        total = 0.0
+        for line in self.http("/metrics")[1].splitlines():
+            series, _, value = line.rpartition(" ")
+            found, _, given = series.partition("{")
+            if found == name and all(f'{label}="{wanted}"' in given for label, wanted in labels.items()):
+                total += float(value)
+        return total
+
+    def stop(self, *, within: float = 40.0) -> int:
+        """SIGTERM; the exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=within)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(timeout=10)
+
+    def wait_ended(self, *, within: float = 30.0) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout=within)
+
+    def close(self) -> None:
+        if self.running():
+            self.kill()
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def errors(self) -> list[str]:
+        """Lines of the log that a bug would leave."""
+        text = self.log.read_text(errors="replace").splitlines()
+        return [line for line in text if "a bug" in line or "Traceback" in line]
+
+
+def wait_settled(look: Callable[[], object], *, for_seconds: float, within: float) -> None:
+    """Wait until something has not changed for a while."""
+    end, last, since = time.monotonic() + within, look(), time.monotonic()
+    while time.monotonic() < end:
+        time.sleep(0.2)
+        now = look()
+        if now != last:
+            last, since = now, time.monotonic()
+        elif time.monotonic() - since >= for_seconds:
+            return
+    raise AssertionError(f"still changing after {within:.0f} s")
