@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
+
 from halffull_operator import crd, kinds
 from halffull_operator.kinds import Manifest
-
 from tests.operator.kube import Api, ControlPlane, control_plane, wait_until
 from tests.operator.process import OperatorProcess
 from tests.operator.proxy import ApiProxy

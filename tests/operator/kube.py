@@ -4,6 +4,7 @@ import base64
 import http.client
 import json
 import os
+import shutil
 import signal
 import ssl
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+
 from halffull_operator import kinds
 from halffull_operator.kinds import Kind, Manifest
 
@@ -270,5 +272,9 @@ def control_plane(folder: Path, *, mode: str = "kwok") -> Iterator[ControlPlane]
         assert done.returncode == 0, done.stderr
         kubeconfig = Path(done.stdout.strip())
         yield ControlPlane(name, kubeconfig, audit_log, admin_of(kubeconfig))
-    finally:
+    except BaseException:
         subprocess.run([CLUSTER, "down"], env=environment, capture_output=True, check=True)
+        raise  # its logs stay
+    else:
+        subprocess.run([CLUSTER, "down"], env=environment, capture_output=True, check=True)
+        shutil.rmtree(kubeconfig.parent)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import yaml
-from halffull_operator.kinds import Manifest
 
+from halffull_operator.kinds import Manifest
 from tests.operator.kube import wait_until
 
 CONFIG: Manifest = {

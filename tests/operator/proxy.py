@@ -163,7 +163,12 @@ class ApiProxy:
                     status=status, text=json.dumps(answer), content_type="application/json", headers=extra
                 )
             async with session.request(
-                incoming.method, url, data=body, headers=headers, timeout=aiohttp.ClientTimeout(total=None)
+                incoming.method,
+                url,
+                data=body or None,
+                headers=headers,
+                skip_auto_headers=("Content-Type",),
+                timeout=aiohttp.ClientTimeout(total=None),
             ) as upstream:
                 kept = {name: value for name, value in upstream.headers.items() if name.lower() not in _HOP}
                 if not request.watch:

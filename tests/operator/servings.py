@@ -5,7 +5,6 @@ from typing import Any
 from halffull_operator import kinds, labels
 from halffull_operator.kinds import Manifest
 from halffull_operator.names import base_name
-
 from tests.operator.kube import Api
 
 ALWAYS = frozenset(

@@ -14,20 +14,22 @@ class _FCFSDelay:
     In plain FCFS that is each request's own delay.
     """
 
-    __slots__ = ("_credit", "_peaks", "_queue", "_window")
+    __slots__ = ("_credit", "_peaks", "_queue", "_unserved", "_window")
 
     def __init__(self, window: float) -> None:
         self._window = window
         self._credit = 0
-        self._queue: dict[Entry, None] = {}  # ordered; an aborted one leaves from anywhere
+        self._queue: deque[Entry] = deque()  # those that were withdrawn go when they come to its head
+        self._unserved: set[Entry] = set()
         self._peaks: deque[tuple[float, float]] = deque()  # (when, delay), delays descending
 
     def arrived(self, entry: Entry) -> None:
-        self._queue[entry] = None
+        self._queue.append(entry)
+        self._unserved.add(entry)
 
     def withdrawn(self, entry: Entry, now: float) -> None:
-        if entry in self._queue:
-            del self._queue[entry]
+        if entry in self._unserved:
+            self._unserved.remove(entry)
         else:
             self._credit += entry.tokens  # served in the virtual queue with tokens that it will never take itself
         self._serve(now)
@@ -37,12 +39,9 @@ class _FCFSDelay:
         self._serve(now)
 
     def _serve(self, now: float) -> None:
-        while self._queue:
-            head = next(iter(self._queue))
-            if head.tokens > self._credit:
-                break
+        while (head := self._head()) is not None and head.tokens <= self._credit:
             self._credit -= head.tokens
-            del self._queue[head]
+            self._unserved.remove(head)
             delay = now - head.arrival
             while self._peaks and self._peaks[-1][1] <= delay:
                 self._peaks.pop()
@@ -53,8 +52,14 @@ class _FCFSDelay:
         while self._peaks and self._peaks[0][0] < now - self._window:
             self._peaks.popleft()
         served = self._peaks[0][1] if self._peaks else 0.0
-        waiting = now - next(iter(self._queue)).arrival if self._queue else 0.0
-        return max(served, waiting)
+        head = self._head()
+        return served if head is None else max(served, now - head.arrival)
+
+    def _head(self) -> Entry | None:
+        queue = self._queue
+        while queue and queue[0] not in self._unserved:
+            queue.popleft()
+        return queue[0] if queue else None
 
 
 class _Lanes:

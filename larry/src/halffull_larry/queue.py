@@ -25,8 +25,9 @@ class OrderedQueue(RequestQueue):
         ordering: Ordering,
         *,
         arrived: Callable[[Request], int],
-        fits_now: Callable[[Request, Iterable[Request]], bool],
+        fits_now: Callable[[Request, list[Request]], bool],
         fits_ever: Callable[[Request], bool],
+        has_room: Callable[[], bool],
         use_priority: bool,
     ) -> None:
         """A queue around an order.
@@ -34,17 +35,20 @@ class OrderedQueue(RequestQueue):
         Args:
             ordering: empty.
             arrived: called once when a request enters; the tokens that its admission would have to compute.
-            fits_now: whether the head's whole prefill fits, given what this step has popped before it.
+            fits_now: whether the head's whole prefill fits, given what was popped since it was asked last.
             fits_ever: whether it would in an empty engine.
+            has_room: whether another request may run at all; where not, vLLM stops by itself, whoever is the head.
             use_priority: take the requests' priorities into account.
         """
         self._ordering = ordering
         self._arrived = arrived
         self._fits_now = fits_now
         self._fits_ever = fits_ever
+        self._has_room = has_room
         self._use_priority = use_priority
         self._requests: dict[str, Request] = {}  # in the order of arrival; what a step pops leaves when it ends
         self._popped: dict[str, Request] = {}
+        self._just_popped: list[Request] = []
         self._admissible: bool | None = None  # of the head, once asked
         self.aside: dict[str, Request] = {}
         """What could never fit."""
@@ -53,10 +57,11 @@ class OrderedQueue(RequestQueue):
         """A scheduling step begins at `now`, of the clock of the arrivals."""
         self._ordering.start_step(now, queue_len=queue_len)
         self._popped.clear()
+        self._just_popped.clear()
         self._admissible = None
 
     def end_step(self) -> tuple[list[Request], int]:
-        """What the step took from here, and how many of those went before a request that arrived earlier."""
+        """What the step took from here, and how many of those arrived after the one that has stood here longest."""
         taken = list(self._popped.values())
         self._popped.clear()
         for request in taken:
@@ -97,6 +102,7 @@ class OrderedQueue(RequestQueue):
         request_id = self._ordering.pop()
         self._admissible = None
         self._popped[request_id] = request = self._requests[request_id]
+        self._just_popped.append(request)
         return request
 
     def prepend_request(self, request: Request) -> None:
@@ -132,10 +138,20 @@ class OrderedQueue(RequestQueue):
     def __bool__(self) -> bool:
         """Whether there is a head and it may be admitted now."""
         if self._admissible is None:
-            self._admissible = self._ordering.peek() is not None and self._fits_now(
-                self.peek_request(), self._popped.values()
-            )
+            self._admissible = len(self._ordering) > 0 and (not self._has_room() or self._has_admissible_head())
         return self._admissible
+
+    def _has_admissible_head(self) -> bool:
+        while (request_id := self._ordering.peek()) is not None:
+            request = self._requests[request_id]
+            if self._fits_ever(request):
+                fits = self._fits_now(request, self._just_popped)
+                self._just_popped.clear()
+                return fits
+            # It grew while it waited: a preempted request's last token comes after it with async scheduling.
+            self._ordering.remove(request_id)
+            self.aside[request_id] = self._requests.pop(request_id)
+        return False
 
     def __len__(self) -> int:
         """Every request that waits."""

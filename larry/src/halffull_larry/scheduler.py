@@ -10,7 +10,7 @@ ends the report and not the engine. Arguments that an overridden method does not
 
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import vllm
@@ -22,7 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from halffull_larry.accounts import Accounts
 from halffull_larry.config import ConfigError, LarryConfig, outside_tested_range
-from halffull_larry.memory import Memory
+from halffull_larry.memory import Memory, Prefills
 from halffull_larry.metrics import exposition
 from halffull_larry.ordering import make_ordering
 from halffull_larry.queue import OrderedQueue, SkippedQueue
@@ -78,7 +78,7 @@ class _Larry(VLLMScheduler):
         self._now = 0.0
         self._accounts = Accounts()
         self._remote: dict[str, Request] = {}  # left the queue for remote KV, not running yet
-        self._promised: dict[str, int] = {}  # blocks that admitted prefills still need, in this step
+        self._prefills: Prefills | None = None  # in this step, once asked for
         self._queue: OrderedQueue | None = None
         self._server: LoadServer | None = None
         self._snapshot = Snapshot()
@@ -103,12 +103,13 @@ class _Larry(VLLMScheduler):
 
     def _take_over(self) -> None:
         config = self._config
-        self._memory = Memory(self.kv_cache_manager, max_model_len=self.max_model_len)
+        self._memory = self._make_memory()
         self._queue = self.waiting = OrderedQueue(
             make_ordering(config.policy, alpha=float(config.alpha)),
             arrived=self._arrived,
             fits_now=self._fits_now,
             fits_ever=self._memory.fits_ever,
+            has_room=lambda: len(self.running) < self.max_num_running_reqs,
             use_priority=self.policy.value == "priority",
         )
         if hasattr(self, "skipped_waiting"):  # 0.18 to 0.30
@@ -116,10 +117,15 @@ class _Larry(VLLMScheduler):
         alpha = f" with alpha = {config.alpha:g}" if config.policy == "LARRY" else ""
         logger.info("The waiting queue is in the order of %s%s", config.policy, alpha)
 
+    def _make_memory(self) -> Memory:
+        return Memory(
+            self.kv_cache_manager, max_model_len=self.max_model_len, lookahead=getattr(self, "num_lookahead_tokens", 0)
+        )
+
     @_observing
     def _report_from_here(self, scheduler: str) -> None:
         if self._queue is None:
-            self._memory = Memory(self.kv_cache_manager, max_model_len=self.max_model_len)
+            self._memory = self._make_memory()
         rank = self.parallel_config.data_parallel_index
         self._identity = Identity(
             scheduler=scheduler,
@@ -164,7 +170,7 @@ class _Larry(VLLMScheduler):
         if self._queue is not None:
             # A wall clock may be set back; an order's `now` must not be.
             self._now = max(self._now, self.clock())
-            self._promised.clear()
+            self._prefills = None
             self._queue.start_step(self._now, queue_len=self.get_request_counts()[1])
         output = super().schedule(*args, **kwargs)
         self._on_scheduled(output)
@@ -172,7 +178,7 @@ class _Larry(VLLMScheduler):
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """The end of a step."""
-        unservable = list(self._queue.aside.values()) if self._queue is not None else []
+        unservable = self._unservable()
         ends = [self._end_unservable(request) for request in unservable]
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         for request, end in zip(unservable, ends, strict=True):
@@ -204,19 +210,29 @@ class _Larry(VLLMScheduler):
         self._accounts.arrived(request, tokens)
         return tokens
 
-    def _fits_now(self, request: Request, popped: Iterable[Request]) -> bool:
+    def _fits_now(self, request: Request, popped: list[Request]) -> bool:
         """Whether the head's whole uncached prefill fits beside what admitted prefills still need.
 
         `scheduler_reserve_full_isl` compares with the free blocks alone, of which a prefill in progress has yet to
         take its share: two prompts that do not fit together would both be admitted, and one preempted.
         """
-        if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
-            return True  # vLLM promotes or skips it
-        for other in (*self._accounts.prefilling, *popped):
-            # The popped that do not run were skipped, and go back when the step ends.
-            if other.request_id not in self._promised and other.status == RequestStatus.RUNNING:
-                self._promised[other.request_id] = self._memory.needed(other, computed=other.num_computed_tokens)
-        return self._memory.fits(request, promised=sum(self._promised.values()))
+        if self._prefills is None:
+            self._prefills = Prefills(self._memory, self._accounts.prefilling)
+        # Those that do not run were popped to be skipped, and go back when the step ends.
+        self._prefills.add(other for other in popped if other.status == RequestStatus.RUNNING)
+        if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and not _has_grammar(request):
+            return True  # vLLM skips it; one whose grammar is compiled it promotes and admits in the same breath
+        return self._prefills.leave_room_for(request)
+
+    def _unservable(self) -> list[Request]:
+        """Who could never go on, and would stop everybody: in our queue, or among those that hold KV blocks already."""
+        if self._queue is None:
+            return []
+        holders = self.kv_holding_waiting if hasattr(self, "kv_holding_waiting") else self.skipped_waiting
+        return [
+            *self._queue.aside.values(),
+            *(request for request in holders if not self._memory.fits_ever(request)),
+        ]
 
     def _end_unservable(self, request: Request) -> EngineCoreOutput:
         """End a request that no empty cache could hold. The client of one that grew so large keeps its text."""
@@ -247,6 +263,8 @@ class _Larry(VLLMScheduler):
     def _on_scheduled(self, output: Any) -> None:
         if self._queue is not None:
             taken, reordered = self._queue.end_step()
+            for request in self._queue.aside.values():
+                self._accounts.left(request)  # nothing of it will be computed
             self._accounts.reordered += reordered
             if self._remote:
                 taken += self._remote.values()
@@ -286,6 +304,11 @@ class _Larry(VLLMScheduler):
             running=running,
             waiting=waiting,
         )
+
+
+def _has_grammar(request: Request) -> bool:
+    structured = request.structured_output_request
+    return structured is not None and structured.grammar is not None and not isinstance(structured.grammar, Exception)
 
 
 class Scheduler(_Larry, AsyncScheduler):

@@ -17,9 +17,9 @@ class Entry:
         "request_id",
         "sequence",
         "short",
-        "slot",
         "tier",
         "tokens",
+        "units",
         "waiting",
     )
 
@@ -31,7 +31,7 @@ class Entry:
         self.preempted = tier % 2 == 0
         self.sequence = sequence
         self.waiting = True
-        self.slot = -1  # LARRY: its row in the arrays
+        self.units = 0  # LARRY: its memory
         self.short = False  # LARRYPlus: its lane
 
 

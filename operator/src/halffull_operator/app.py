@@ -145,6 +145,9 @@ class Operator:
             for task in everything:
                 task.cancel()
             await asyncio.gather(*everything, return_exceptions=True)
+        if not watching.cancelled() and (error := watching.exception()) is not None:
+            _log.error("kopf has ended", exc_info=error)
+            raise InputError(f"the watches have ended: {str(error) or type(error).__name__}") from error
         for task in everything:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error

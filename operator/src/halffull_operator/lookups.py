@@ -1,8 +1,8 @@
 """What no watch tells, asked only where a serving is in trouble: Events about its pods, a claim of a person's own.
 
 Watching all Events of a cluster to read the few about engines would cost more than the rest of the operator. The
-scheduler's words, image errors and crashes are in the pods' status; only refused pods (quota, admission) and volumes that
-do not attach are told by Events alone.
+scheduler's words, image errors and crashes are in the pods' status; only refused pods (quota, admission) and volumes
+that do not attach are told by Events alone.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -15,7 +15,6 @@ from halffull_operator import kinds, labels
 from halffull_operator.cache import Cache
 from halffull_operator.children import build
 from halffull_operator.cluster import Cluster
-from halffull_operator.compare import Difference
 from halffull_operator.conditions import Event, events
 from halffull_operator.config import OperatorConfig
 from halffull_operator.errors import ApiError
@@ -27,6 +26,9 @@ from halffull_operator.observed import Observed, key_of
 from halffull_operator.plan import Apply, OrphanAndRecreate, after_apply, plan
 from halffull_operator.spec import LLMServing, SpecError, parse
 from halffull_operator.status import Outcome, invalid, next_look, status
+
+if TYPE_CHECKING:
+    from halffull_operator.compare import Difference
 
 FULL_EVERY: Final = 3600.0  # s between two applies of every child
 _SHORTEST: Final = 1.0  # s

@@ -130,7 +130,7 @@ class PoolMachine(RuleBasedStateMachine):
                 owed.charged = False
 
     @rule(number=NUMBERS, told=st.booleans())
-    def restart(self, number: int, told: bool) -> None:  # noqa: FBT001 (drawn by Hypothesis)
+    def restart(self, number: int, told: bool) -> None:
         self.boots[number] += told
         self.steps[number] = 0
 

@@ -33,14 +33,14 @@ def learn(slow: tuple[float, ...], *, seed: int = 1, seconds: int = 300, windows
 
 @pytest.mark.parametrize("windows", [False, True])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_twice_slower_engine_reads_two(seed: int, windows: bool) -> None:  # noqa: FBT001 (parametrized)
+def test_a_twice_slower_engine_reads_two(seed: int, windows: bool) -> None:
     paces = learn((1.0, 1.0, 1.0, 2.0), seed=seed, windows=windows)
     assert [pace.kappa for pace in paces[:3]] == [1.0, 1.0, 1.0]
     assert paces[3].kappa == pytest.approx(2.0, rel=0.1)
 
 
 @pytest.mark.parametrize("windows", [False, True])
-def test_equal_engines_read_exactly_one(windows: bool) -> None:  # noqa: FBT001 (parametrized)
+def test_equal_engines_read_exactly_one(windows: bool) -> None:
     assert [pace.kappa for pace in learn((1.0, 1.0, 1.0, 1.0), windows=windows)] == [1.0] * 4
 
 

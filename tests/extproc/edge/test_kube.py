@@ -120,7 +120,7 @@ async def test_a_dropped_connection_lists_again_and_misses_nothing(world: Any) -
 @pytest.mark.parametrize("within_the_stream", [True, False])
 async def test_a_version_that_is_too_old_lists_again_without_being_trouble(
     world: Any,
-    within_the_stream: bool,  # noqa: FBT001 (a parameter of the test)
+    within_the_stream: bool,
 ) -> None:
     fake, api = world
     fake.put(PODS, pod("a"))

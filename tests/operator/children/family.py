@@ -5,7 +5,6 @@ from typing import Any
 
 from halffull_operator.children import Children, Manifest, build
 from halffull_operator.config import OperatorConfig, load_config
-
 from tests.operator.spec.samples import Spec, serving
 
 CONFIG = """\

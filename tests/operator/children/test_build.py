@@ -5,13 +5,13 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from halffull_operator.children import MissingApi, build
 from halffull_operator.labels import selector
 from halffull_operator.names import MAX_BASE, base_name
 from halffull_operator.spec import SpecError, parse
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from tests.operator.children.family import children, config, containers, kinds, one, templates
 from tests.operator.spec.samples import body, specs
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from halffull_operator.spec import SpecError
 
+from halffull_operator.spec import SpecError
 from tests.operator.children.family import children, container, engine, engine_pod, environment, one
 
 

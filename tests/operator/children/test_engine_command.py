@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from halffull_operator.spec import SpecError
 
 from halffull_extproc.xds.resources import _UPSTREAM_IDLE
 from halffull_larry.config import LarryConfig
+from halffull_operator.spec import SpecError
 from tests.operator.children.family import children, engine, environment
 
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from halffull_operator.labels import ENGINE_INPUTS, TEMPLATE_HASH
 
+from halffull_operator.labels import ENGINE_INPUTS, TEMPLATE_HASH
 from tests.operator.children.family import children, one
 
 

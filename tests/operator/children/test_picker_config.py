@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import yaml
-from halffull_operator.children.picker_config import _LIVE
-from halffull_operator.labels import PICKER_CONFIG
-from halffull_operator.spec import SpecError
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 
 from halffull_extproc.settings import LIVE, Settings, load_settings
+from halffull_operator.children.picker_config import _LIVE
+from halffull_operator.labels import PICKER_CONFIG
+from halffull_operator.spec import SpecError
 from tests.operator.children.family import children, gateway_pod, one
 from tests.operator.spec.samples import specs
 

@@ -8,10 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from halffull_operator import crd, spec_docs
-from halffull_operator.spec import SpecError, parse
 from hypothesis import given, settings
 
+from halffull_operator import crd, spec_docs
+from halffull_operator.spec import SpecError, parse
 from tests.operator.crd.cases import BY_BOTH
 from tests.operator.spec.samples import body, specs
 

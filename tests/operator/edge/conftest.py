@@ -2,10 +2,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from halffull_operator.cluster import Cluster, connect
-from halffull_operator.metrics import Metrics
 from kubernetes.aio import client
 
+from halffull_operator.cluster import Cluster, connect
+from halffull_operator.metrics import Metrics
 from tests.operator.edge.fake_api import FakeApi
 
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+
 from halffull_operator import kinds
 from halffull_operator.kinds import Kind, Manifest
 

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from halffull_operator import kinds, labels
 from halffull_operator.cache import Cache, News
 from halffull_operator.kinds import Kind, Manifest
-from hypothesis import given
-from hypothesis import strategies as st
 
 SERVICE = kinds.named("v1", "Service")
 

@@ -5,15 +5,15 @@ import socket
 
 import pytest
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from kubernetes.aio import client
+
 from halffull_operator import cluster as module
 from halffull_operator import kinds
 from halffull_operator.cluster import Cluster, connect, from_response
 from halffull_operator.errors import ApiError
 from halffull_operator.metrics import Metrics
-from hypothesis import given
-from hypothesis import strategies as st
-from kubernetes.aio import client
-
 from tests.operator.edge.fake_api import FakeApi, refused
 
 SERVICE = kinds.named("v1", "Service")
@@ -66,7 +66,7 @@ async def test_apply_says_who_we_are_and_forces(api: FakeApi, cluster: Cluster) 
         (504, "Timeout", "", "Timeout", True),
     ],
 )
-async def test_refusals(  # noqa: PLR0917  one row
+async def test_refusals(
     api: FakeApi, cluster: Cluster, status: int, reason: str, message: str, wanted: str, *, retryable: bool
 ) -> None:
     api.fault = lambda _: refused(status, reason, message)

@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
+from kubernetes.aio import client
+
 from halffull_operator import feed as module
 from halffull_operator import kinds
 from halffull_operator.cache import Cache, News
 from halffull_operator.cluster import Cluster
 from halffull_operator.feed import Feed
 from halffull_operator.kinds import Manifest
-from kubernetes.aio import client
-
 from tests.operator.edge.conftest import until
 from tests.operator.edge.fake_api import FakeApi, refused
 from tests.operator.edge.test_cache import SERVICE, child, serving

@@ -5,10 +5,11 @@ import random
 from collections import defaultdict
 
 import pytest
-from halffull_operator.queue import FIRST_BACKOFF, FREE_REPAIRS, LONGEST_BACKOFF, REPAIR_EVERY, SPACING, WorkQueue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from halffull_operator.queue import FIRST_BACKOFF, FREE_REPAIRS, LONGEST_BACKOFF, REPAIR_EVERY, SPACING, WorkQueue
 
 
 class Time:
@@ -228,7 +229,7 @@ class Machine(RuleBasedStateMachine):
     keys = st.sampled_from("abc")
 
     @rule(key=keys, urgent=st.booleans())
-    def add(self, key: str, urgent: bool) -> None:  # noqa: FBT001  drawn by name
+    def add(self, key: str, urgent: bool) -> None:
         self.queue.add(key, urgent=urgent)
         self.owed.add(key)
         self.forgotten.discard(key)
@@ -248,7 +249,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.active)
     @rule(data=st.data(), repaired=st.booleans(), again=st.none() | st.floats(0, 4000))
-    def done(self, data: st.DataObject, repaired: bool, again: float | None) -> None:  # noqa: FBT001
+    def done(self, data: st.DataObject, repaired: bool, again: float | None) -> None:
         key = data.draw(st.sampled_from(sorted(self.active)))
         self.active.discard(key)
         self.forgotten.discard(key)

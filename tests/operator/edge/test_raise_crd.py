@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
+
 from halffull_operator import kinds, labels, raise_crd
 from halffull_operator.cluster import Cluster
 from halffull_operator.errors import ApiError
 from halffull_operator.kinds import Manifest
-
 from tests.operator.edge.conftest import until
 from tests.operator.edge.fake_api import FakeApi, refused
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
+
 from halffull_operator import kinds, labels
 from halffull_operator.cache import Cache
 from halffull_operator.cluster import Cluster
@@ -14,7 +15,6 @@ from halffull_operator.errors import ApiError
 from halffull_operator.kinds import Manifest
 from halffull_operator.metrics import Metrics
 from halffull_operator.reconcile import FULL_EVERY, Reconciler
-
 from tests.operator.edge.fake_api import FakeApi, refused
 from tests.operator.servings import ALWAYS, condition, serving
 

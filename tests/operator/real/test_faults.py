@@ -5,8 +5,8 @@ import random
 import time
 
 import pytest
-from halffull_operator import kinds
 
+from halffull_operator import kinds
 from tests.operator.conftest import StartOperator
 from tests.operator.kube import Api, ControlPlane, wait_until
 from tests.operator.proxy import ApiProxy, Request, refusal

@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
-from halffull_operator import kinds
 
+from halffull_operator import kinds
 from tests.operator.conftest import StartOperator
 from tests.operator.kube import Api, wait_until
 from tests.operator.process import OperatorProcess, wait_settled

@@ -6,7 +6,6 @@ import time
 
 from halffull_operator import kinds, labels
 from halffull_operator.kinds import Manifest
-
 from tests.operator.conftest import StartOperator
 from tests.operator.kube import Api, ControlPlane, wait_until
 from tests.operator.process import OperatorProcess, wait_settled

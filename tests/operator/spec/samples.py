@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from hypothesis import strategies as st
+
 from halffull_operator.shape import Kind, Shape, shape_of
 from halffull_operator.spec import LLMServing, LLMServingSpec, parse
-from hypothesis import strategies as st
 
 Spec = dict[str, Any]
 URI = "hf://meta-llama/Llama-3.1-8B-Instruct"

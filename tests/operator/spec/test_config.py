@@ -1,6 +1,7 @@
 """operator.yaml: what the chart gives the operator, and mistakes in it by line."""
 
 import pytest
+
 from halffull_operator.config import ConfigError, load_config
 
 IMAGES = "images: {vllm: v:1, larry: l:1, extproc: e:1, envoy: envoy:1}\n"

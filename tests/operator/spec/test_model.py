@@ -1,9 +1,9 @@
 """A model's address, its names, and what several engines on one claim mean."""
 
 import pytest
+
 from halffull_operator.spec_model import ModelSource, served_names, shared_claim_problem, source_of
 from halffull_operator.spec_types import seconds
-
 from tests.operator.spec.samples import serving
 
 

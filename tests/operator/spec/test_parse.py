@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from halffull_operator.spec import SpecError, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halffull_operator.spec import SpecError, parse
 from tests.operator.crd.cases import BY_BOTH, BY_PARSE
 from tests.operator.spec.samples import body, serving, specs
 

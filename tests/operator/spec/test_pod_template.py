@@ -4,10 +4,11 @@ import copy
 from typing import Any
 
 import pytest
-from halffull_operator.mistakes import Mistake, dotted
-from halffull_operator.pod_template import ENGINE_CONTAINERS, ENGINE_POD_FIELDS, merge, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from halffull_operator.mistakes import Mistake, dotted
+from halffull_operator.pod_template import ENGINE_CONTAINERS, ENGINE_POD_FIELDS, merge, refused
 
 BASE: dict[str, Any] = {
     "metadata": {"labels": {"a": "1"}},

@@ -1,6 +1,7 @@
 """Flags that belong to the operator, in every spelling that vLLM's parser takes."""
 
 import pytest
+
 from halffull_operator.vllm_args import (
     OWNED,
     OWNED_BY_PLUGIN,
