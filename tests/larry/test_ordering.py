@@ -180,6 +180,8 @@ def fill(ordering: Ordering, *requests: tuple[str, float, int]) -> None:
 def heaps(ordering: Ordering) -> list[LazyHeap]:
     if isinstance(ordering, FCFS):
         return list(ordering._tiers.values())
+    if isinstance(ordering, LARRY):
+        return [heap for sizes in ordering._tiers.values() for heap in (sizes.by_age, *sizes.groups.values())]
     assert isinstance(ordering, LARRYPlus)
     return [heap for lanes in ordering._tiers.values() for heap in (lanes.short, lanes.long, lanes.by_age)]
 
@@ -345,7 +347,7 @@ def test_larry_plus_learns_its_rate_from_the_engine() -> None:
     assert order(fast) == ["wide", "later"]
 
 
-@pytest.mark.parametrize("policy", ["FCFS", "LARRYPlus"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_heaps_do_not_keep_the_removed(policy: str) -> None:
     ordering = make_ordering(policy)
     ordering.add("head", arrival=0.0, tokens=1)
@@ -366,3 +368,11 @@ def test_thousands_waiting_cost_little(policy: str) -> None:
         for _ in range(3):
             ordering.pop()
     assert time.process_time() - begun < 1.0  # about 0.01 to 0.02 s; a full sort per pop would take ten times the limit
+
+
+def test_of_equal_scores_the_earlier_arrival_goes_first_whatever_its_size() -> None:
+    ordering = LARRY(alpha=1.0)
+    ordering.start_step(10.0, queue_len=1)
+    for name, arrival, units in (("oldest", 0.0, 100), ("smaller", 5.0, 3), ("earlier", 4.0, 4)):
+        ordering.add(name, arrival=arrival, tokens=16 * units)
+    assert [ordering.pop() for _ in range(3)] == ["earlier", "smaller", "oldest"]

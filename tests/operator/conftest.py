@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """etcd, kube-apiserver, controller-manager, scheduler and kwok, with the CRD and the operator's account in them."""
-    with control_plane(tmp_path_factory.mktemp("cluster")) as plane:
+    with prepared_plane(tmp_path_factory.mktemp("cluster")) as plane:
+        yield plane
+
+
+@contextmanager
+def prepared_plane(folder: Path) -> Iterator[ControlPlane]:
+    """A control plane with the CRD and the operator's account in it, for a module that would spoil the session's."""
+    with control_plane(folder) as plane:
         admin = plane.admin
         admin.apply(crd.build(), manager="helm")
         admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})

@@ -209,11 +209,14 @@ class ControlPlane:
         os.kill(pid, signal.SIGKILL)
         wait_until("the API server is dead", lambda: not Path(f"/proc/{pid}/cmdline").read_bytes())
         time.sleep(down_for)
-        with (run / "log" / "kube-apiserver.log").open("ab") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        (run / "kube-apiserver.pid").write_text(f"{process.pid}\n")
+        script = 'setsid nohup "$@" </dev/null >>"$LOG" 2>&1 & echo $!'  # no child of ours, as it was none before
+        done = subprocess.run(
+            ["/bin/bash", "-c", script, "bash", *command],
+            env={**os.environ, "LOG": str(run / "log" / "kube-apiserver.log")},
+            capture_output=True,
+            check=True,
+        )
+        (run / "kube-apiserver.pid").write_bytes(done.stdout)
         wait_until("the API server is ready", self._answers, within=60)
 
     def _answers(self) -> bool:

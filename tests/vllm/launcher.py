@@ -129,7 +129,7 @@ def become(argv: list[str], env: dict[str, str], log: str, *, cold: bool) -> Non
 def without_pinned_memory() -> None:
     """On 0.18 a batch that mixes structured and plain output asks for pinned memory, which wants a GPU's driver."""
     import torch  # type: ignore[import-not-found]  # noqa: PLC0415
-    from vllm.v1.structured_output import utils  # type: ignore[import-not-found]  # noqa: PLC0415
+    from vllm.v1.structured_output import utils  # noqa: PLC0415
 
     class Torch:
         def __getattr__(self, name: str) -> Any:

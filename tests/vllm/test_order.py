@@ -15,7 +15,7 @@ from .serving import Launcher
 
 SEQUENCES = 3
 BUDGET = 512
-ALPHA = 150
+ALPHA = 60
 ARGS = (f"--max-num-seqs={SEQUENCES}", f"--max-num-batched-tokens={BUDGET}", "--num-gpu-blocks-override=130")
 
 

@@ -1,4 +1,4 @@
-"""The harness itself: stock vLLM, by its own command, answers with exact lengths; what ends leaves nothing behind."""
+"""The harness itself: stock vLLM answers with the lengths asked for, and what ends leaves nothing behind."""
 
 import asyncio
 import importlib.metadata
@@ -13,9 +13,7 @@ from halffull_larry.config import NEWEST_TESTED, OLDEST_TESTED
 from . import serving
 from .client import Client, prompt
 
-SERVER = serving.stock(
-    "--num-gpu-blocks-override=128", "--max-num-seqs=4", "--max-loras=1", loras=("red", "blue"), cold=True
-)
+SERVER = serving.stock("--num-gpu-blocks-override=128", "--max-num-seqs=4", "--max-loras=1", loras=("red", "blue"))
 
 
 def test_the_environment_is_a_bound_of_the_tested_range() -> None:

@@ -17,7 +17,7 @@ def exposition(identity: Identity, snapshot: Snapshot, accounts: Accounts, *, vl
         *_single("running_requests", "gauge", "Requests that run.", snapshot.running),
         *_single("queued_tokens", "gauge", "Prompt tokens not computed yet.", snapshot.queued_tokens),
         *_single(
-            "reordered_requests_total", "counter", "Requests admitted before an earlier arrival.", accounts.reordered
+            "reordered_requests_total", "counter", "Requests admitted before one that waits longer.", accounts.reordered
         ),
         *_single(
             "unservable_requests_total", "counter", "Prompts larger than the KV cache, ended here.", accounts.unservable

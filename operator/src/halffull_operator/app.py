@@ -185,7 +185,7 @@ class Operator:
         try:
             result = await self._reconciler.reconcile(uid)
         except ApiError as error:
-            delay = self._queue.failed(uid, at_least=error.retry_after or 0.0)
+            delay = self._queue.failed(uid, at_least=error.retry_after or 0.0, progress=error.progress)
             _log.warning("again", uid=uid, reason=error.reason, message=error.message, seconds=round(delay, 1))
             return "retry"
         except Exception:  # noqa: BLE001  one LLMServing must not stop the others

@@ -23,6 +23,8 @@ from halffull_operator.ownership import FIELD_MANAGER
 from halffull_operator.version import user_agent
 
 TIMEOUT: Final = 30.0  # s for one call
+RETRIES: Final = (0.1, 0.5)  # s before a second and a third attempt
+_LONGEST_WAIT: Final = 2.0  # s; what must wait for longer waits in the work queue
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
 _RETRYABLE: Final = frozenset({"Conflict", "AlreadyExists", "Timeout", "ServerTimeout", "TooManyRequests", "Expired"})
@@ -140,6 +142,21 @@ class Cluster:
         return frozenset(found)
 
     async def _call(self, verb: str, kind: Kind, path: str, **options: Any) -> Manifest:
+        """One call, with a second and a third attempt where the first met a passing trouble.
+
+        A reconcile is twenty calls: without them one failure in four would let hardly any reconcile reach its end.
+        """
+        for wait in RETRIES:
+            try:
+                return await self._once(verb, kind, path, **options)
+            except ApiError as error:
+                wait = max(wait, error.retry_after or 0.0)  # noqa: PLW2901  what the server asks for comes first
+                if not _passing(error, verb) or wait > _LONGEST_WAIT:
+                    raise
+            await asyncio.sleep(wait)
+        return await self._once(verb, kind, path, **options)
+
+    async def _once(self, verb: str, kind: Kind, path: str, **options: Any) -> Manifest:
         method = "get" if verb == "list" else verb
         try:
             async with asyncio.timeout(TIMEOUT):  # reading the body included
@@ -197,6 +214,13 @@ def from_response(status: int, body: str | bytes | None, headers: Mapping[str, s
         # An apply of ours forces, and never conflicts over fields: 409 is a race.
         retryable=status == 429 or status >= 500 or status in (401, 408) or reason in _RETRYABLE,
     )
+
+
+def _passing(error: ApiError, verb: str) -> bool:
+    """Whether the same call may well succeed in a moment, and may be made twice."""
+    if error.status == 0:  # nobody knows whether it was done
+        return error.reason == "Unreachable" and verb != "post"
+    return error.status == 429 or error.status >= 500 or error.reason == "Conflict"
 
 
 def _status_object(body: str | bytes | None) -> Manifest:

@@ -35,6 +35,8 @@ class ApiError(Exception):
         self.status = status
         self.retry_after = retry_after
         self.retryable = retryable
+        self.progress = False
+        """Something was done before that need not be done again; set by who knows."""
 
     @property
     def unreachable(self) -> bool:

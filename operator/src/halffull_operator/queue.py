@@ -113,11 +113,19 @@ class WorkQueue:
         if again is not None:
             self._set_due(key, state, max(now + again, state.held_until))
 
-    def failed(self, key: str, *, at_least: float = 0.0) -> float:
-        """A run has failed: again after a back-off of at least that many seconds. Returns the seconds."""
+    def failed(self, key: str, *, at_least: float = 0.0, progress: bool = False) -> float:
+        """A run has failed: again after a back-off. Returns the seconds.
+
+        Args:
+            key: what `get` gave.
+            at_least: seconds that the API server asks for.
+            progress: it has done something that the next run need not do: the back-off begins anew.
+        """
         state = self._finish(key)
         if state is None:
             return 0.0
+        if progress:
+            state.failures = 0
         longest = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(state.failures, 32))
         delay = max(at_least, longest * self._rng.uniform(0.5, 1.0))
         state.failures += 1

@@ -23,7 +23,7 @@ from halffull_operator.kinds import Manifest
 from halffull_operator.lookups import Lookups
 from halffull_operator.metrics import Metrics
 from halffull_operator.observed import Observed, key_of
-from halffull_operator.plan import Apply, OrphanAndRecreate, after_apply, plan
+from halffull_operator.plan import FULL, Action, Apply, OrphanAndRecreate, after_apply, plan
 from halffull_operator.spec import LLMServing, SpecError, parse
 from halffull_operator.status import Outcome, invalid, next_look, status
 
@@ -91,12 +91,14 @@ class Reconciler:
         self._generation: dict[str, int] = {}
         """The generation that the last run that reached the end was for."""
         self._settled: dict[str, dict[tuple[str, str], frozenset[Difference]]] = {}
+        self._passed: dict[str, set[tuple[str, str]]] = {}
+        """What the full pass under way has applied."""
         self.missing: dict[str, bool] = {}
         """Whose children lack an optional API."""
 
     def forget(self, uid: str) -> None:
         """An LLMServing is gone."""
-        for kept in (self._full_due, self._generation, self._settled, self.missing):
+        for kept in (self._full_due, self._generation, self._settled, self._passed, self.missing):
             kept.pop(uid, None)
         self._lookups.forget(uid)
 
@@ -116,7 +118,7 @@ class Reconciler:
         except SpecError as error:
             return await self._say_invalid(body, error)
         observed = await self._observe(body, serving)
-        actions = plan(serving, children, observed, full=full)
+        actions = self._left(uid, plan(serving, children, observed, full=full))
         execution = Execution()
         if actions:
             fresh = await self._cluster.get(
@@ -130,7 +132,7 @@ class Reconciler:
             execution = await self._executor.run(actions, owner=body, observed=observed)
             if execution.over:
                 return Result(gone=True)
-            self._note_settled(uid, execution)
+            self._note(uid, execution)
             if execution.retry is not None and execution.retry.unreachable:
                 raise execution.retry
             observed = await self._observe(body, serving)
@@ -142,6 +144,15 @@ class Reconciler:
             raise execution.retry
         look = next_look(serving, children, observed, outcome, now=now)
         return self._ended(body, full=full, execution=execution, look=look)
+
+    def _left(self, uid: str, actions: tuple[Action, ...]) -> list[Action]:
+        """Without what an interrupted full pass has applied already: each of its runs gets further than the last."""
+        passed = self._passed.get(uid, set())
+        return [
+            action
+            for action in actions
+            if not (isinstance(action, Apply) and action.why == FULL and key_of(action.manifest) in passed)
+        ]
 
     async def _observe(self, body: Manifest, serving: LLMServing) -> Observed:
         uid = body["metadata"]["uid"]
@@ -155,12 +166,15 @@ class Reconciler:
         )
         return await self._lookups.complete(uid, observed, uri=serving.spec.model.uri)
 
-    def _note_settled(self, uid: str, execution: Execution) -> None:
-        """Remember what the API server made of our applies."""
+    def _note(self, uid: str, execution: Execution) -> None:
+        """Remember what the API server made of our applies, and whether it got us further."""
+        if execution.retry is not None:
+            execution.retry.progress = bool(execution.done)
         settled = self._settled.setdefault(uid, {})
         for action, answer in execution.done:
             if answer is not None and isinstance(action, Apply | OrphanAndRecreate):
                 settled[key_of(action.manifest)] = after_apply(action.manifest, answer)
+                self._passed.setdefault(uid, set()).add(key_of(action.manifest))
 
     async def _say(self, body: Manifest, wanted: Manifest) -> bool:
         """Write the status where it differs, and an Event for each transition. False: the LLMServing is gone."""
@@ -228,6 +242,7 @@ class Reconciler:
     def _ended(self, body: Manifest, *, full: bool, execution: Execution, look: float | None) -> Result:
         uid = body["metadata"]["uid"]
         if full:
+            self._passed.pop(uid, None)
             # The first pass of all of them is at start; the next ones are spread over an hour, and stay so.
             share = 1.0 if uid in self._full_due else self._rng.uniform(0.1, 1.0)
             self._full_due[uid] = self._clock() + FULL_EVERY * share

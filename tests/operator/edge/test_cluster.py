@@ -84,13 +84,11 @@ async def test_a_namespace_that_is_being_deleted(api: FakeApi, cluster: Cluster)
 
 
 async def test_retry_after_from_header_and_body(api: FakeApi, cluster: Cluster) -> None:
-    response = refused(429, "TooManyRequests", details={"retryAfterSeconds": 3})
-    api.fault = lambda _: response
+    api.fault = lambda _: refused(429, "TooManyRequests", details={"retryAfterSeconds": 3})
     with pytest.raises(ApiError) as caught:
         await cluster.apply(service())
     assert caught.value.retry_after == 3.0
-    headed = web.json_response({}, status=503, headers={"Retry-After": "7"})
-    api.fault = lambda _: headed
+    api.fault = lambda _: web.json_response({}, status=503, headers={"Retry-After": "7"})
     with pytest.raises(ApiError) as caught:
         await cluster.apply(service())
     assert caught.value.retry_after == 7.0
@@ -118,6 +116,35 @@ async def test_an_answer_that_is_no_json(api: FakeApi, cluster: Cluster) -> None
     with pytest.raises(ApiError) as caught:
         await cluster.apply(service())
     assert (caught.value.status, caught.value.retryable) == (502, True)
+
+
+@pytest.mark.parametrize(("status", "reason"), [(429, "…"), (500, "…"), (503, "…"), (409, "Conflict")])
+async def test_a_passing_trouble_is_got_over(api: FakeApi, cluster: Cluster, status: int, reason: str) -> None:
+    failures = iter([True] * len(module.RETRIES))
+    api.fault = lambda _: refused(status, reason) if next(failures, False) else None
+    await cluster.apply(service())
+    assert api.count("PATCH", "") == 1 + len(module.RETRIES)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
+async def test_a_refusal_is_asked_once(api: FakeApi, cluster: Cluster, status: int) -> None:
+    api.fault = lambda _: refused(status, "…")
+    with pytest.raises(ApiError):
+        await cluster.apply(service())
+    assert api.count("PATCH", "") == 1
+
+
+async def test_who_asks_for_a_long_wait_gets_it_in_the_queue(api: FakeApi, cluster: Cluster) -> None:
+    api.fault = lambda _: web.json_response({}, status=429, headers={"Retry-After": "30"})
+    with pytest.raises(ApiError):
+        await cluster.apply(service())
+    assert api.count("PATCH", "") == 1
+
+
+async def test_a_deletion_of_another_one_s_uid_is_over_soon(api: FakeApi, cluster: Cluster) -> None:
+    await cluster.apply(service())
+    await cluster.delete(SERVICE, "s", namespace="ns", uid="another one")
+    assert api.count("DELETE", "") == 1 + len(module.RETRIES)
 
 
 async def test_nobody_listens() -> None:

@@ -102,6 +102,15 @@ def test_a_failure_waits_as_long_as_the_server_asks(queue: WorkQueue) -> None:
     assert queue.failed("a", at_least=17.0) == 17.0
 
 
+def test_a_failure_after_some_progress_waits_as_the_first_does(queue: WorkQueue, time: Time) -> None:
+    queue.add("a")
+    for _ in range(10):
+        assert pop(queue) == "a"
+        delay = queue.failed("a", progress=True)
+        assert delay <= FIRST_BACKOFF
+        time.now += delay + 0.001
+
+
 def test_an_edit_does_not_wait_for_the_back_off_not_even_when_it_came_during_the_failing_run(queue: WorkQueue) -> None:
     queue.add("a")
     pop(queue)

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from halffull_operator import kinds, labels
 from halffull_operator.cache import Cache
-from halffull_operator.cluster import Cluster
+from halffull_operator.cluster import RETRIES, Cluster
 from halffull_operator.config import load_config
 from halffull_operator.errors import ApiError
 from halffull_operator.kinds import Manifest
@@ -166,9 +166,18 @@ async def test_what_is_refused_is_said_and_the_rest_is_made(world: World) -> Non
 async def test_an_ill_server_gets_no_further_calls(world: World) -> None:
     uid = world.put(serving("llama", "ns"))
     world.api.fault = only("/services/", "PATCH", lambda: refused(503, "ServiceUnavailable"))
-    with pytest.raises(ApiError, match="ServiceUnavailable"):
+    with pytest.raises(ApiError, match="ServiceUnavailable") as caught:
         await world.reconciler.reconcile(uid)
-    assert world.api.count("PATCH", "") == 1
+    assert world.api.count("PATCH", "") == 1 + len(RETRIES)
+    assert not caught.value.progress
+
+
+async def test_what_was_done_before_a_failure_counts_as_progress(world: World) -> None:
+    uid = world.put(serving("llama", "ns"))
+    world.api.fault = only("/statefulsets/", "PATCH", lambda: refused(503, "ServiceUnavailable"))
+    with pytest.raises(ApiError) as caught:
+        await world.reconciler.reconcile(uid)
+    assert caught.value.progress
 
 
 async def test_a_race_is_tried_again_and_the_rest_is_made(world: World) -> None:
@@ -178,6 +187,12 @@ async def test_a_race_is_tried_again_and_the_rest_is_made(world: World) -> None:
         await world.reconciler.reconcile(uid)
     assert {child["kind"] for child in world.children()} == ALWAYS - {"ConfigMap"}
     assert condition(world.body(), "Applied")["status"] != "False"
+    world.api.fault = lambda _: None
+    world.api.requests.clear()
+    await world.reconciler.reconcile(uid)
+    assert {child["kind"] for child in world.children()} == ALWAYS
+    applied = [path for method, path in world.api.requests if method == "PATCH" and "llmservings" not in path]
+    assert len(applied) == 1, "a full pass that was interrupted goes on where it was"
 
 
 async def test_a_namespace_that_goes_ends_it(world: World) -> None:

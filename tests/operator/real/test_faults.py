@@ -8,7 +8,7 @@ import pytest
 
 from halffull_operator import kinds
 from tests.operator.conftest import StartOperator
-from tests.operator.kube import Api, ControlPlane, wait_until
+from tests.operator.kube import Api, wait_until
 from tests.operator.proxy import ApiProxy, Request, refusal
 from tests.operator.servings import ALWAYS, children, says, serving
 
@@ -116,28 +116,4 @@ def test_a_watch_that_has_silently_died(admin: Api, namespace: str, operators: S
         within=90,
     )
     assert time.monotonic() - began < 90
-    assert operator.http("/healthz") == (200, "ok\n")
-
-
-@pytest.mark.parametrize("down_for", [0.0, 20.0])
-def test_the_api_server_is_restarted(
-    plane: ControlPlane, admin: Api, namespace: str, operators: StartOperator, down_for: float
-) -> None:
-    operator = operators()
-    admin.apply(serving("llama", namespace))
-    wait_until("it converges", lambda: converged(admin, namespace, "llama"), within=60)
-    plane.restart_api_server(down_for=down_for)
-    began = time.monotonic()
-    admin.delete(DEPLOYMENT, "llama-gateway", namespace)
-    admin.merge(kinds.SERVING, "llama", {"spec": {"replicas": 3}}, namespace)
-    wait_until(
-        "both are seen",
-        lambda: (
-            converged(admin, namespace, "llama")
-            and admin.must_get(kinds.STATEFUL_SET, "llama-engine", namespace)["spec"]["replicas"] == 3
-        ),
-        within=90,
-    )
-    assert time.monotonic() - began < 90
-    assert operator.running()
     assert operator.http("/healthz") == (200, "ok\n")

@@ -142,6 +142,19 @@ def test_who_waits_for_a_grammar_keeps_the_place_and_holds_nobody_up() -> None:
     assert engine.admissions == ["a", "structured"]
 
 
+def test_who_is_skipped_step_after_step_keeps_the_rank_among_equals() -> None:
+    engine = Engine(OURS[False], Setup(max_num_seqs=1, larry=larry()))
+    names = ("first", "second", "third")
+    grammars = [with_grammar(engine, name, 20) for name in names]
+    for _ in range(3):
+        engine.step()
+    assert engine.admissions == []
+    for grammar in grammars:
+        grammar.compiled()
+    engine.run()
+    assert engine.admissions == list(names)
+
+
 @MODES
 def test_a_grammar_that_is_ready_opens_no_way_round_the_stop_rule(*, asynchronous: bool) -> None:
     setup = Setup(asynchronous=asynchronous, blocks=40, budget=256, long_prefill_token_threshold=32)
