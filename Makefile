@@ -6,7 +6,7 @@ ARGS ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm soak lint format bench bench-vllm lock schemas crd wheels clean
+.PHONY: help demo test test-vllm test-operator soak lint format bench bench-vllm lock schemas crd wheels clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,10 @@ test: $(VENV)/.ready  ## units, properties and everything through the real Envoy
 test-vllm: .venv-vllm/newest/.ready .venv-vllm/oldest/.ready  ## LARRY in real vLLM on the CPU, the newest and the oldest supported release
 	.venv-vllm/newest/bin/pytest tests/vllm $(ARGS)
 	.venv-vllm/oldest/bin/pytest tests/vllm $(ARGS)
+
+test-operator: $(VENV)/.ready  ## the operator on a real API server, which hack/cluster builds with Go the first time
+	hack/cluster/cluster build kwok
+	$(BIN)/pytest -m operator tests/operator $(ARGS)
 
 soak: $(VENV)/.ready  ## the long waits: silences of minutes, 20-minute streams, keep-alive races
 	$(BIN)/pytest -n 5 -m soak --timeout 1800 tests/extproc/soak $(ARGS)

@@ -120,6 +120,12 @@ class ApiProxy:
         await self._runner.cleanup()
         await self._as_admin.close()
         await self._bare.close()
+        own = asyncio.current_task()
+        rest = [task for task in asyncio.all_tasks() if task is not own]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.sleep(0.3)  # transports close in later steps of the loop, those with TLS in several
 
     async def _cut(self) -> None:
         for task in list(self._tasks):
