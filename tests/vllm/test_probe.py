@@ -16,7 +16,7 @@ from .serving import Server, free_ports
 HALFFULL = Path(__file__).parents[2] / ".venv" / "bin" / "halffull"
 SERVER = serving.larry("--no-enable-prefix-caching", name="LARRY")  # the emulated engine has none
 # What a machine's speed and the engine's implementation decide, not its contract.
-MEASURED = re.compile(r"_s$|^bytes$|^steps$|^headers_")
+MEASURED = re.compile(r"_s$|^bytes$|^steps$|^headers_|^events_")
 
 
 @pytest.fixture

@@ -239,7 +239,8 @@ class _Probe:
         }
         facts: Facts = {}
         for name, (path, body) in cases.items():
-            headers = {"content-type": "application/json"}
+            # Some servers drop a connection on which they refused something, just when it is used again.
+            headers = {"content-type": "application/json", "connection": "close"}
             async with self._session.post(self._url + path, data=body, headers=headers) as response:
                 facts[name] = {"status": response.status, "openai_error": _is_openai_error(await response.read())}
         async with self._session.get(f"{self._url}/v1/completions") as response:
