@@ -21,6 +21,7 @@ from halffull_lab.traces import Trace, load_trace
 from halffull_larry.ordering import POLICIES, make_ordering
 
 if not metadata.version("vllm").startswith("0.32."):
+    # Not missing: the lab simulates the newest release, and the offline tests cover the plugin on every one.
     pytest.skip("halffull_lab.vllm_engine drives vLLM 0.32 and no other", allow_module_level=True)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what vLLM and torch warn of when they are imported is not ours to fix

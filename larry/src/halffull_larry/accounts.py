@@ -57,7 +57,7 @@ class Accounts:
         self._prompt_tokens = self._generation_tokens = self._requests = 0
         self._busy = self._ttft = 0.0
         self.reordered = 0
-        """Requests admitted before one that arrived earlier."""
+        """Requests admitted before one that had stood in the queue longer."""
         self.unservable = 0
         """Prompts larger than the KV cache that came as far as the scheduler."""
         self.waited = [[0] * (len(WAITING_SECONDS) + 1) for _ in range(len(BANDS) + 1)]
