@@ -113,11 +113,29 @@ class Client:
             return await answer.json()  # type: ignore[no-any-return]  # an object
 
     async def load_until(self, condition: Callable[[dict[str, Any]], bool], rank: int = 0) -> dict[str, Any]:
-        """The first load report that satisfies `condition`; TimeoutError after half a minute."""
-        async with asyncio.timeout(30):
-            while not condition(report := await self.load(rank)):  # noqa: ASYNC110  polling is all that an outsider can do
-                await asyncio.sleep(0.005)
+        """The first load report that satisfies `condition`, which must last: a busy machine polls seldom.
+
+        AssertionError with the last report after half a minute.
+        """
+        until, polls = time.monotonic() + 30, 1
+        while not condition(report := await self.load(rank)):
+            assert time.monotonic() < until, f"not within 30 s and {polls} polls; the last report: {report}"
+            await asyncio.sleep(0.005)
+            polls += 1
         return report
+
+    def fill(self, requests: int, max_tokens: int) -> list[asyncio.Task[Answer]]:
+        """Requests that occupy the engine until they are cancelled, or for `max_tokens` steps.
+
+        Not streamed: a fast engine's events would keep this process from looking. Make it long: on a busy machine this
+        process has been seen to wait 2 s for a core.
+        """
+        return [
+            asyncio.create_task(
+                self.complete(prompt(40, seed=-1 - index), max_tokens, stream=False, request_id=f"full{index}")
+            )
+            for index in range(requests)
+        ]
 
     async def load_metrics(self, rank: int = 0) -> dict[str, float]:
         """`/metrics` of a rank's load port: sample, labels included as `name{a="b"}`, → value."""

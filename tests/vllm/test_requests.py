@@ -9,7 +9,7 @@ from .client import Client, prompt
 ARGS = (
     "--max-num-seqs=4",
     "--max-num-batched-tokens=512",
-    "--num-gpu-blocks-override=200",
+    "--num-gpu-blocks-override=320",
     "--enable-prefix-caching",
     "--max-loras=1",
     "--max-lora-rank=8",
@@ -62,12 +62,15 @@ async def test_the_children_of_n_share_one_prompt_in_the_report(client: Client) 
 
 async def test_clients_that_leave_take_everything_with_them(client: Client) -> None:
     before = await _idle(client)
+    full = client.fill(4, 1900)
+    await client.load_until(lambda report: report["running"] == 4)
     tasks = [
-        asyncio.create_task(client.complete(prompt(300, seed=index), 200, stream=index % 2 == 0)) for index in range(16)
+        asyncio.create_task(client.complete(prompt(300, seed=500 + index), 20, stream=index % 2 == 0))
+        for index in range(12)
     ]
-    report = await client.load_until(lambda report: report["running"] == 4 and report["waiting"] >= 12)
-    assert report["queued_tokens"] >= 12 * 300 * 0.5
-    for task in tasks[::2]:  # running and waiting ones
+    report = await client.load_until(lambda report: report["running"] == 4 and report["waiting"] == 12)
+    assert report["queued_tokens"] == 12 * 300
+    for task in [*full, *tasks[::3]]:  # running and waiting ones
         task.cancel()
     answers = [
         answer
@@ -83,12 +86,14 @@ async def test_clients_that_leave_take_everything_with_them(client: Client) -> N
 async def test_what_the_prefix_cache_holds_is_not_queued(client: Client) -> None:
     assert (await client.complete(prompt(1600, seed=42), 1)).ok
     # Four fill the engine, so that the next must wait.
-    full = [asyncio.create_task(client.complete(prompt(8, seed=index), 400)) for index in range(4)]
+    full = client.fill(4, 1900)
     await client.load_until(lambda report: report["running"] == 4)
     cached = asyncio.create_task(client.complete(prompt(1600, seed=42), 1))
     report = await client.load_until(lambda report: report["waiting"] > 0)
     assert report["queued_tokens"] <= 64
-    assert all(answer.ok for answer in await asyncio.gather(cached, *full))
+    for task in full:
+        task.cancel()
+    assert (await cached).ok
     await _idle(client)
 
 

@@ -62,7 +62,7 @@ async def test_what_the_server_refuses_is_an_answer_with_its_words(client: Clien
 
 
 async def test_cancelling_aborts_the_request(client: Client) -> None:
-    request = asyncio.create_task(client.complete(prompt(20), 1500))
+    request = asyncio.create_task(client.complete(prompt(20), 1500, stream=False))
     await _running(client, 1)
     request.cancel()
     await _running(client, 0)
