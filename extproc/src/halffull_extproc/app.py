@@ -31,6 +31,7 @@ from halffull_extproc.server import Hooks, Server
 from halffull_extproc.settings import MAX_BYTES, MetricsLoad, Settings, SettingsError, changes, load_settings
 from halffull_extproc.status import Snapshot, status_json
 from halffull_extproc.version import own_version
+from halffull_extproc.watchdog import watch
 from halffull_extproc.wiring import ConfigSource, gateway_config, picker_tls, ranks_polled
 from halffull_extproc.xds.ads import AdsServer
 
@@ -217,6 +218,7 @@ async def run(settings: Settings, *, source: ConfigSource, text: str) -> None:
     picker = Picker(settings, source=source)
     http = StatusServer(metrics=picker.metrics.text, status=picker.status_json)
     async with AsyncExitStack() as stack:
+        stack.callback(asyncio.create_task(watch(picker.rehearse)).cancel)
         # The port last, so that whoever finds it open finds all of it.
         listening = stack.enter_context(
             contextlib.closing(listening_socket(settings.listen.metrics, key="listen.metrics"))

@@ -1,22 +1,11 @@
-"""Structured logs on standard error: JSON lines, or coloured text for people at a terminal.
-
-Import this before anything that logs: structlog is loaded here without rich, which it would take wherever it finds it
-(the lab brings it), for tracebacks in boxes. They are plain text here, and a start costs a fifth less.
-"""
+"""Structured logs on standard error: JSON lines, or coloured text for people at a terminal."""
 
 import contextlib
 import logging
 import sys
-from typing import Any, Final, TextIO, cast
+from typing import Final, TextIO, cast
 
-_RICH_IS_NEW = "rich" not in sys.modules
-if _RICH_IS_NEW:
-    sys.modules["rich"] = cast("Any", None)  # how Python itself notes what cannot be imported
-try:
-    import structlog
-finally:
-    if _RICH_IS_NEW:
-        del sys.modules["rich"]
+import structlog
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -50,7 +39,8 @@ def configure(*, form: str, level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if console:
-        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+        plain = structlog.dev.plain_traceback  # not rich's boxes, which come where rich happens to be installed
+        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain))
     else:
         processors += [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
     structlog.configure(

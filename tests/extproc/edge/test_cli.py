@@ -163,7 +163,7 @@ def test_help_helps(arguments: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert "halffull-extproc" in said or said.strip()
 
 
-HEAVY = {"aiohttp", "cryptography", "envoy", "google.protobuf", "grpc", "numpy", "prometheus_client", "rich", "uvloop"}
+HEAVY = {"aiohttp", "cryptography", "envoy", "google.protobuf", "grpc", "numpy", "prometheus_client", "uvloop"}
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ HEAVY = {"aiohttp", "cryptography", "envoy", "google.protobuf", "grpc", "numpy",
         (["check", "--config", "picker.yaml"], set()),
         (["bootstrap", "--config", "picker.yaml"], set()),
         (["run", "--config", "gone.yaml"], set()),
-        # A running picker: no TLS is asked for, and its logs are not rich's.
-        (["run", "--config", "picker.yaml"], HEAVY - {"cryptography", "rich"}),
+        # A running picker: no TLS is asked for.
+        (["run", "--config", "picker.yaml"], HEAVY - {"cryptography"}),
     ],
 )
 def test_a_command_loads_what_it_needs(folder: Path, arguments: list[str], needed: set[str]) -> None:

@@ -15,8 +15,8 @@ def test_the_picker_is_a_sidecar_that_is_up_before_envoy() -> None:
     assert picker["restartPolicy"] == "Always"
     assert "restartPolicy" not in bootstrap
     assert "readinessProbe" not in picker, "Envoy goes on without a picker, and so must its pod"
-    assert picker["startupProbe"]["grpc"]["port"] == picker["livenessProbe"]["grpc"]["port"] == 9003
-    assert picker["livenessProbe"]["grpc"]["service"] == "liveness"
+    assert "livenessProbe" not in picker, "a restart of the container would make the pod unready"
+    assert picker["startupProbe"]["grpc"] == {"port": 9003, "service": "readiness"}
 
 
 def test_the_commands_are_the_pickers_own() -> None:
@@ -24,7 +24,7 @@ def test_the_commands_are_the_pickers_own() -> None:
     picker, bootstrap = container(pod, "picker"), container(pod, "bootstrap")
     assert picker["args"][0] in COMMANDS
     assert picker["args"][1:3] == ["--config-map", "ml/llama-picker"]
-    assert "command" not in picker, "the image's entry point"
+    assert picker["command"][-1] == "halffull-extproc", "the arguments follow"
     assert bootstrap["command"][3:] == ["ml/llama-picker", "/run/halffull/envoy.yaml"]
     assert "halffull-extproc bootstrap --config-map" in bootstrap["command"][2]
 
@@ -72,6 +72,8 @@ def test_the_picker_alone_in_an_inference_pool() -> None:
     (picker,) = containers(pod)
     assert picker["name"] == "picker"
     assert picker["readinessProbe"]["grpc"]["service"] == "readiness"
+    assert picker["livenessProbe"]["grpc"]["service"] == "liveness"
+    assert "command" not in picker, "the image's entry point"
     assert "restartPolicy" not in picker
     (port,) = one(built, "Service", "-gateway")["spec"]["ports"]
     assert port["port"] in [p["containerPort"] for p in picker["ports"]]

@@ -3,6 +3,7 @@
 from typing import Final
 
 from halffull_operator.children.gateway_drain import hook
+from halffull_operator.children.gateway_picker import kept_running
 from halffull_operator.children.manifest import (
     Family,
     Manifest,
@@ -96,6 +97,9 @@ def _template(family: Family) -> Manifest:
         volumes.append({"name": "tls", "secret": {"secretName": tls.secret_name}})
     # Native sidecar: up before Envoy and down after it.
     picker = {**_picker(family), "restartPolicy": "Always"}
+    # No probe may end it either once it runs: Envoy goes on without it, and so must its pod.
+    del picker["livenessProbe"]
+    picker["command"] = kept_running(["halffull-extproc"], mark=f"{RUN}/picker-served")
     return _pod(
         family,
         volumes=volumes,
@@ -165,7 +169,6 @@ def _envoy(family: Family, *, secure: bool) -> Manifest:
 
 
 def _picker(family: Family) -> Manifest:
-    """No readiness probe where Envoy is beside it: Envoy goes on without a picker, and so must its pod."""
     return {
         "name": "picker",
         "image": image(family.config.images.extproc, family.config),
