@@ -6,7 +6,7 @@ ARGS ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-operator soak lint format bench bench-vllm lock schemas crd wheels clean
+.PHONY: help demo test test-vllm test-operator soak lint format bench bench-vllm bench-operator lock schemas crd wheels clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,10 @@ bench: $(VENV)/.ready  ## the picker's cost, as ratios of one run; writes build/
 
 bench-vllm: .venv-vllm/newest/.ready  ## the scheduler plugin's cost on vLLM's classes; writes build/bench/larry.json
 	PYTHONPATH=. HF_HUB_OFFLINE=1 VLLM_LOGGING_LEVEL=ERROR .venv-vllm/newest/bin/python hack/bench_larry.py $(ARGS)
+
+bench-operator: $(VENV)/.ready  ## what 1,000 LLMServings cost the operator; writes build/bench/operator.json
+	hack/cluster/cluster build kwok
+	PYTHONPATH=. $(BIN)/python hack/bench_operator $(ARGS)
 
 schemas: $(VENV)/.ready  ## write schemas/ anew from the code (a test compares)
 	$(BIN)/halffull-extproc schema picker > schemas/picker.schema.json

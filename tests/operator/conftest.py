@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from halffull_operator import crd, kinds
 from halffull_operator.kinds import Manifest
-from tests.operator.kube import Api, ControlPlane, control_plane, wait_until
+from tests.operator.chart.render import NAMESPACE as SYSTEM
+from tests.operator.chart.render import template
+from tests.operator.kube import AUDIT_POLICY, Api, ControlPlane, control_plane, wait_until
 from tests.operator.process import OperatorProcess
 from tests.operator.proxy import ApiProxy
 
-SYSTEM = "halffull-system"
 ACCOUNT = "halffull-operator"
+RIGHTS = frozenset({"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"})
 _NUMBERS = itertools.count(1)
 
 StartOperator = Callable[..., OperatorProcess]
@@ -24,10 +25,12 @@ StartOperator = Callable[..., OperatorProcess]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "operator: needs the control plane of hack/cluster; run by `make test-operator`")
+    config.addinivalue_line("markers", "last: judges the whole session, and runs when all else has run")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever uses the control plane is marked `operator`: `make test` leaves it to `make test-operator`."""
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)  # stable: else the order stays
     for item in items:
         if "plane" in getattr(item, "fixturenames", ()):
             item.add_marker("operator")
@@ -43,26 +46,16 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @contextmanager
-def prepared_plane(folder: Path) -> Iterator[ControlPlane]:
+def prepared_plane(folder: Path, *, audit_policy: str = AUDIT_POLICY, flags: str = "") -> Iterator[ControlPlane]:
     """A control plane with the CRD and the operator's account in it, for a module that would spoil the session's."""
-    with control_plane(folder) as plane:
+    with control_plane(folder, audit_policy=audit_policy, flags=flags) as plane:
         admin = plane.admin
         admin.apply(crd.build(), manager="helm")
         admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
-        admin.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": SYSTEM}})
-        rules = yaml.safe_load((Path(__file__).parent / "rbac.yaml").read_text())["rules"]
-        metadata = {"name": ACCOUNT}
-        api = "rbac.authorization.k8s.io"
-        admin.create({"apiVersion": f"{api}/v1", "kind": "ClusterRole", "metadata": metadata, "rules": rules})
-        admin.create(
-            {
-                "apiVersion": f"{api}/v1",
-                "kind": "ClusterRoleBinding",
-                "metadata": metadata,
-                "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": ACCOUNT},
-                "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": SYSTEM}],
-            }
-        )
+        # The chart's own ServiceAccount, Roles and bindings: everything here runs with the rights that people get.
+        for manifest in template(f"--set=fullnameOverride={ACCOUNT}"):
+            if manifest["kind"] in RIGHTS:
+                admin.create(manifest)
         wait_until("the CRD is served", lambda: _served(admin))
         yield plane
 
@@ -84,29 +77,51 @@ def namespace(admin: Api) -> Iterator[str]:
 @pytest.fixture
 def operators(plane: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartOperator]:
     """Starts operators, each with the rights of the service account; what still runs at the end is killed."""
+    with _operators(plane, tmp_path) as (start, started):
+        yield start
+        if getattr(request.node, "failed", False):
+            for process in started:
+                _show(process)
+
+
+@pytest.fixture(scope="module")
+def shared_operator(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    """One operator, ready, for all tests of a module that leave it running."""
+    with _operators(plane, tmp_path_factory.mktemp("operators")) as (start, _):
+        yield start()
+
+
+@contextmanager
+def _operators(plane: ControlPlane, folder: Path) -> Iterator[tuple[StartOperator, list[OperatorProcess]]]:
     started: list[OperatorProcess] = []
 
     def start(
-        config: Manifest | None = None, *, through: ApiProxy | None = None, ready: bool = True
+        config: Manifest | None = None,
+        *,
+        through: ApiProxy | None = None,
+        ready: bool = True,
+        program: tuple[str, ...] = ("-m", "halffull_operator"),
     ) -> OperatorProcess:
-        folder = tmp_path / f"operator-{len(started)}"
-        folder.mkdir()
+        own = folder / f"operator-{len(started)}"
+        own.mkdir()
         kubeconfig = plane.kubeconfig_as(
-            account=ACCOUNT, namespace=SYSTEM, folder=folder, server=through.url if through else None
+            account=ACCOUNT, namespace=SYSTEM, folder=own, server=through.url if through else None
         )
-        process = OperatorProcess(kubeconfig=kubeconfig, folder=folder, config=config, namespace=SYSTEM)
+        process = OperatorProcess(kubeconfig=kubeconfig, folder=own, config=config, namespace=SYSTEM, program=program)
         started.append(process)
         return process.start(ready=ready)
 
-    yield start
+    yield start, started
     for process in started:
         process.close()
-    bugs = [line for process in started for line in process.errors()]
-    failed = getattr(request.node, "failed", False)
-    if failed or bugs:
-        for process in started:
-            print(f"--- log of the operator {process.pid}:\n{process.tail(200)}")  # noqa: T201  pytest shows it
-    assert not bugs, bugs[0]
+    bugs = [(line, process) for process in started for line in process.errors()]
+    for _, process in bugs[:1]:
+        _show(process)
+    assert not bugs, bugs[0][0]
+
+
+def _show(process: OperatorProcess) -> None:
+    print(f"--- log of the operator {process.pid}:\n{process.tail(200)}")  # noqa: T201  pytest shows it
 
 
 @pytest.hookimpl(wrapper=True)
@@ -114,6 +129,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.when == "call" and report.failed:
         item.failed = True  # type: ignore[attr-defined]  # read by `operators`
+        if (shared := getattr(item, "funcargs", {}).get("shared_operator")) is not None:
+            report.sections.append(("log of the shared operator", shared.tail(200)))
     return report
 
 

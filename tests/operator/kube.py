@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from halffull_operator import kinds
+from halffull_operator import kinds, nesting
 from halffull_operator.kinds import Kind, Manifest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -75,7 +75,7 @@ class Api:
         finally:
             connection.close()
         try:
-            answer: Manifest = json.loads(text) if text.startswith(b"{") else {"message": text.decode()}
+            answer: Manifest = nesting.loads(text) if text.startswith(b"{") else {"message": text.decode()}
         except ValueError:
             answer = {"message": text.decode(errors="replace")}
         if not 200 <= response.status < 300:
@@ -158,6 +158,10 @@ class Call:
     user: str
     agent: str
     status: int
+    group: str = ""
+    """The API group; "" is the core group, and what is no resource has none."""
+    allowed: bool = True
+    """By RBAC. What admission refuses was allowed."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +197,8 @@ class ControlPlane:
                     user=event["user"]["username"],
                     agent=event.get("userAgent", ""),
                     status=(event.get("responseStatus") or {}).get("code", 0),
+                    group=reference.get("apiGroup", ""),
+                    allowed=(event.get("annotations") or {}).get("authorization.k8s.io/decision") != "forbid",
                 )
             )
         return found
@@ -204,20 +210,27 @@ class ControlPlane:
     def restart_api_server(self, *, down_for: float = 0.0) -> None:
         """Kill it, and start the same again. Its watch caches are new then, and every watch has to list anew."""
         run = self.kubeconfig.parent
-        pid = int((run / "kube-apiserver.pid").read_text())
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
-        os.kill(pid, signal.SIGKILL)
-        wait_until("the API server is dead", lambda: not Path(f"/proc/{pid}/cmdline").read_bytes())
+        pid_file = run / "kube-apiserver.pid"
+        command = _command_of(int(pid_file.read_text()))
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)
+        wait_until("the API server is dead", lambda: not _command_of(int(pid_file.read_text()))[0])
         time.sleep(down_for)
         script = 'setsid nohup "$@" </dev/null >>"$LOG" 2>&1 & echo $!'  # no child of ours, as it was none before
-        done = subprocess.run(
-            ["/bin/bash", "-c", script, "bash", *command],
-            env={**os.environ, "LOG": str(run / "log" / "kube-apiserver.log")},
-            capture_output=True,
-            check=True,
-        )
-        (run / "kube-apiserver.pid").write_bytes(done.stdout)
-        wait_until("the API server is ready", self._answers, within=60)
+
+        def answers() -> bool:
+            # It ends at once where its port has become the near end of somebody's connection meanwhile.
+            if not _command_of(int(pid_file.read_text()))[0]:
+                done = subprocess.run(
+                    ["/bin/bash", "-c", script, "bash", *command],
+                    env={**os.environ, "LOG": str(run / "log" / "kube-apiserver.log")},
+                    capture_output=True,
+                    check=True,
+                )
+                pid_file.write_bytes(done.stdout)
+                time.sleep(0.5)  # until it is what it is called by
+            return self._answers()
+
+        wait_until("the API server is ready", answers, within=120)
 
     def _answers(self) -> bool:
         try:
@@ -238,6 +251,14 @@ class ControlPlane:
         return write_kubeconfig(config, folder, server=server)
 
 
+def _command_of(pid: int) -> list[str]:
+    """A process' command line; [""]: there is none."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+    except FileNotFoundError:
+        return [""]
+
+
 def write_kubeconfig(config: Manifest, folder: Path, *, server: str | None) -> Path:
     """Write one, perhaps for another address."""
     if server is not None:
@@ -245,6 +266,16 @@ def write_kubeconfig(config: Manifest, folder: Path, *, server: str | None) -> P
     path = folder / f"kubeconfig-{uuid.uuid4().hex[:8]}"
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+def kubectl(plane: ControlPlane, *arguments: str) -> str:
+    """What a person types; what is printed."""
+    program = Path(os.environ.get("CLUSTER_HOME", "~/.cache/halffull-cluster")).expanduser() / "bin" / "kubectl"
+    done = subprocess.run(
+        [program, "--kubeconfig", plane.kubeconfig, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+    return done.stdout
 
 
 def admin_of(kubeconfig: Path) -> Api:
@@ -259,16 +290,19 @@ def admin_of(kubeconfig: Path) -> Api:
 
 
 @contextmanager
-def control_plane(folder: Path, *, mode: str = "kwok") -> Iterator[ControlPlane]:
-    """Start a cluster of its own, and leave nothing behind."""
+def control_plane(
+    folder: Path, *, mode: str = "kwok", audit_policy: str = AUDIT_POLICY, flags: str = ""
+) -> Iterator[ControlPlane]:
+    """Start a cluster of its own, and leave nothing behind; `flags` are the API server's."""
     name = f"operator-{os.getpid()}-{uuid.uuid4().hex[:4]}"
     policy, audit_log = folder / "audit-policy.yaml", folder / "audit.log"
-    policy.write_text(AUDIT_POLICY)
+    policy.write_text(audit_policy)
     environment = {
         **os.environ,
         "CLUSTER_NAME": name,
         "APISERVER_FLAGS": "--enable-admission-plugins OwnerReferencesPermissionEnforcement"
-        f" --audit-policy-file {policy} --audit-log-path {audit_log} --audit-log-mode blocking",
+        f" --audit-policy-file {policy} --audit-log-path {audit_log} --audit-log-mode blocking"
+        f" --audit-log-maxsize 8192 {flags}",  # MB; at the default of 100 a long session's log would be rotated away
     }
     try:
         done = subprocess.run([CLUSTER, "up", mode], env=environment, capture_output=True, text=True, check=False)

@@ -31,6 +31,7 @@ class Request:
     path: str
     query: str
     agent: str
+    body: bytes = b""
 
     @property
     def watch(self) -> bool:
@@ -54,6 +55,8 @@ class Rules:
     """Let nothing through in either direction, and keep every connection open."""
     delay: Callable[[Request], float] = lambda _: 0.0
     """Seconds until the request goes on."""
+    after_delay: Callable[[Request], float] = lambda _: 0.0
+    """Seconds until the answer goes on; not of a watch."""
 
 
 @dataclass
@@ -145,16 +148,18 @@ class ApiProxy:
         self._tasks.add(task)
         try:
             return await self._forward(incoming)
+        except aiohttp.ClientConnectionResetError:
+            raise asyncio.CancelledError from None  # who asked is dead
         finally:
             self._tasks.discard(task)
 
-    async def _forward(self, incoming: web.Request) -> web.StreamResponse:
+    async def _forward(self, incoming: web.Request) -> web.StreamResponse:  # noqa: C901  one branch for each fault
         agent = incoming.headers.get("User-Agent", "")
-        request = Request(0, incoming.method, incoming.path, incoming.query_string, agent)
+        body = await incoming.read()
+        request = Request(0, incoming.method, incoming.path, incoming.query_string, agent, body)
         if self.rules.counts(request):
             request = replace(request, number=1 + sum(one.number > 0 for one in self.seen))
         self.seen.append(request)
-        body = await incoming.read()
         await self._stalled()
         if seconds := self.rules.delay(request):
             await asyncio.sleep(seconds)
@@ -180,6 +185,8 @@ class ApiProxy:
                 if not request.watch:
                     text = await upstream.read()
                     self.rules.after(request)
+                    if seconds := self.rules.after_delay(request):
+                        await asyncio.sleep(seconds)
                     await self._stalled()
                     return web.Response(status=upstream.status, body=text, headers=kept)
                 response = web.StreamResponse(status=upstream.status, headers=kept)

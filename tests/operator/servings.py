@@ -5,7 +5,7 @@ from typing import Any
 from halffull_operator import kinds, labels
 from halffull_operator.kinds import Manifest
 from halffull_operator.names import base_name
-from tests.operator.kube import Api
+from tests.operator.kube import Api, wait_until
 
 ALWAYS = frozenset(
     {
@@ -77,3 +77,34 @@ def says(body: Manifest, **wanted: str) -> bool:
             f"{told} (of generation {found.get('observedGeneration')})"
         )
     return True
+
+
+def wait_ready(admin: Api, namespace: str, *names: str, within: float = 90.0) -> list[Manifest]:
+    """Wait until each of these LLMServings is all that it is to be; their bodies."""
+
+    def look() -> list[Manifest]:
+        bodies = [admin.must_get(kinds.SERVING, name, namespace) for name in names]
+        for body in bodies:
+            says(body, Ready="True", EnginesReady="True", GatewayReady="True", Progressing="True", Applied="True")
+            assert condition(body, "Progressing")["reason"] == "Complete", condition(body, "Progressing")
+        return bodies
+
+    return wait_until(f"{', '.join(names)} is ready", look, within=within)
+
+
+def engines(admin: Api, namespace: str, name: str) -> dict[str, Manifest]:
+    """The engines' pods by name."""
+    selector = f"{labels.SERVING}={base_name(name)},{labels.COMPONENT}={labels.ENGINE}"
+    return {pod["metadata"]["name"]: pod for pod in admin.list(kinds.POD, namespace, selector=selector)}
+
+
+def uids(found: dict[str, Manifest]) -> dict[str, str]:
+    """Name → uid."""
+    return {name: one["metadata"]["uid"] for name, one in found.items()}
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether a pod is ready and stays."""
+    conditions = pod.get("status", {}).get("conditions") or ()
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]

@@ -66,7 +66,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
-{{- /* operator.yaml. A securityContext without a number means that none is named. */}}
+{{- /*
+operator.yaml. What is null among the values is empty here: --set profiles=null takes the examples away. In securityContext
+null means that no user is named.
+*/}}
 {{- define "halffull.config" -}}
 {{- $images := dict }}
 {{- range $name := list "vllm" "larry" "extproc" "envoy" }}
@@ -75,27 +78,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 images:
   {{- toYaml $images | nindent 2 }}
 registry: {{ .Values.registry | quote }}
-imagePullSecrets: {{ .Values.imagePullSecrets | toJson }}
-engine:
-  {{- toYaml .Values.engine | nindent 2 }}
-profiles:
-  {{- toYaml .Values.profiles | nindent 2 }}
-gateway:
-  {{- toYaml .Values.gateway | nindent 2 }}
-initResources:
-  {{- toYaml .Values.initResources | nindent 2 }}
-labels: {{ .Values.labels | toJson }}
-annotations: {{ .Values.annotations | toJson }}
-podLabels: {{ .Values.podLabels | toJson }}
-podAnnotations: {{ .Values.podAnnotations | toJson }}
+imagePullSecrets: {{ default list .Values.imagePullSecrets | toJson }}
+{{- range $key := list "engine" "profiles" "gateway" "initResources" }}
+{{ $key }}:
+  {{- default dict (get $.Values $key) | toYaml | nindent 2 }}
+{{- end }}
+{{- range $key := list "labels" "annotations" "podLabels" "podAnnotations" "proxy" }}
+{{ $key }}: {{ default dict (get $.Values $key) | toJson }}
+{{- end }}
 securityContext:
   {{- range $key := list "runAsUser" "runAsGroup" "fsGroup" }}
   {{ $key }}: {{ include "halffull.integer" (get (default dict $.Values.securityContext) $key) }}
   {{- end }}
-proxy: {{ .Values.proxy | toJson }}
 listen: {{ .Values.listen | quote }}
 watch:
-  namespaces: {{ .Values.watch.namespaces | toJson }}
+  namespaces: {{ default list .Values.watch.namespaces | toJson }}
 {{- end }}
 
 {{- /* A number, which Helm reads as a float, as digits; null where there is none. */}}

@@ -61,6 +61,11 @@ server's audit log shows. With watch.namespaces each namespace has a Role of the
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list]
+# The heartbeat's Lease is seen again through the watch, which is as wide as all the others. Who may write it: rbac.yaml.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [halffull-operator]
+  verbs: [list, watch]
 # Not used by the operator: the picker's Role has it, and nobody may grant what they do not have.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]

@@ -4,10 +4,12 @@ Start: the CRD is raised, kopf begins to watch, our own lists complete the cache
 of it once in full. A child that is merely not known yet must not be taken for one that is missing.
 
 End: on SIGTERM what is being reconciled is finished. The process also ends, to be started anew by its Deployment, when
-kopf dies, and when an optional API that some LLMServing waits for has appeared: kopf must watch its objects too.
+kopf dies, when an optional API that some LLMServing waits for has appeared (kopf must watch its objects too), and when
+one that is watched is served no more.
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -39,7 +41,8 @@ LEASE: Final = "halffull-operator"
 GRACE: Final = 20.0  # s for the reconciles under way at SIGTERM
 KNOWN_WITHIN: Final = 180.0  # s from the start of the watches
 _REMIND: Final = 30.0  # s
-_LOOK_FOR_APIS: Final = 60.0  # s, while some LLMServing waits for one
+_LOOK_FOR_APIS: Final = (10.0, 60.0)  # s until the first look and, doubled, the most between two, while one is missing
+_SETTLE: Final = 2.0  # s
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 _log = structlog.get_logger(__name__)
@@ -169,7 +172,7 @@ class Operator:
         handle_signals(self._stop.set)  # kopf has put its own there
         _log.info("everything is known", servings=len(self._cache.uids()), objects=len(self._cache))
         for uid in self._cache.uids():
-            self._queue.add(uid, urgent=True)
+            self._queue.add(uid)
         await asyncio.Event().wait()
 
     async def _work(self) -> None:
@@ -203,21 +206,28 @@ class Operator:
             self._queue.forget(news.uid)
             self._reconciler.forget(news.uid)
         else:
-            self._queue.add(news.uid, urgent=news.edited)
+            # At start everything is new, and nobody waits for it.
+            self._queue.add(news.uid, urgent=news.edited and self._feed.complete.is_set())
 
     async def _look_for_apis(self) -> None:
+        lost, (wait, longest) = self._feed.lost, _LOOK_FOR_APIS
         while True:
-            await asyncio.sleep(_LOOK_FOR_APIS)
-            if not any(self._reconciler.missing.values()):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await lost.wait()
+            wait = min(wait * 2, longest)
+            if not lost.is_set() and not any(self._reconciler.missing.values()):
                 continue
+            await asyncio.sleep(_SETTLE)  # several come, or go, together
+            lost.clear()
             try:
                 served = await self._cluster.served(kinds.OPTIONAL)
             except ApiError as error:
                 _log.warning("could not look for APIs", reason=error.reason, message=error.message)
                 continue
-            if served - self._served:
-                new = ", ".join(sorted(kind.kind for kind in served - self._served))
-                _log.info("ending, to be started anew with what the cluster serves now", kinds=new)
+            if served != self._served:
+                new, gone = _named(served - self._served), _named(self._served - served)
+                _log.info("ending, to be started anew with what the cluster serves now", new=new, gone=gone)
                 self._stop.set()
                 return
 
@@ -304,6 +314,10 @@ def handle_signals(stop: Callable[[], Any]) -> None:
 
 async def _first(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _named(some: frozenset[Kind]) -> str:
+    return ", ".join(sorted(kind.kind for kind in some))
 
 
 def _lease_namespace(namespaces: tuple[str, ...]) -> str:

@@ -27,6 +27,8 @@ def growing(stateful_set: Mapping[str, Any], claims: tuple[Mapping[str, Any], ..
             metadata = claim["metadata"]
             if metadata.get("deletionTimestamp") or not of_a_pod.fullmatch(metadata["name"]):
                 continue
+            if claim.get("status", {}).get("phase") == "Pending":
+                continue  # the API server refuses until it is bound, of which its event tells
             asked = quantity(claim.get("spec", {}).get("resources", {}).get("requests", {}).get("storage"))
             if wanted is not None and asked is not None and asked < wanted:
                 yield metadata["name"], str(size)

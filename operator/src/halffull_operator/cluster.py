@@ -7,7 +7,8 @@ fails with an `ApiError` only.
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -16,19 +17,29 @@ from kubernetes.aio import client
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
 
-from halffull_operator import kinds
+from halffull_operator import kinds, nesting
 from halffull_operator.errors import ApiError
 from halffull_operator.kinds import Kind, Manifest
 from halffull_operator.ownership import FIELD_MANAGER
 from halffull_operator.version import user_agent
 
 TIMEOUT: Final = 30.0  # s for one call
+PAGE: Final = 250  # objects of a list at once: some 3 MB, of which the event loop sees nothing for 50 ms
 RETRIES: Final = (0.1, 0.5)  # s before a second and a third attempt
 _LONGEST_WAIT: Final = 2.0  # s; what must wait for longer waits in the work queue
-APPLY: Final = "application/apply-patch+yaml"
+APPLY: Final = "application/apply-patch+yaml; charset=utf-8"
+"""With a parameter the client leaves the body to us (`_as_yaml`); the API server takes it off."""
 MERGE: Final = "application/merge-patch+json"
+EDIT: Final = "application/json-patch+json"
+_NOT_IN_YAML: Final = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+_MALFORMED: Final = re.compile(
+    r"(?s)failed to (?:create typed patch object|convert new object) \([^)]*\)(?: to proper version)?: (.*)"
+)
+"""How a server-side apply refuses what does not fit the kind's schema: as 500, which would be tried again for ever."""
 _RETRYABLE: Final = frozenset({"Conflict", "AlreadyExists", "Timeout", "ServerTimeout", "TooManyRequests", "Expired"})
 
+Page = tuple[list[Manifest], str]
+"""Objects, and the version of the list."""
 Count = Callable[[str, str, str], None]
 """Told of each call: verb, plural, "ok" or the reason of the failure."""
 
@@ -62,10 +73,24 @@ class Cluster:
             label_selector=label_selector or None,
             field_selector=field_selector or None,
         )
-        # Items of a list come without these two.
-        common = {"apiVersion": kind.api_version, "kind": kind.kind}
-        items = [{**common, **item} for item in answer.get("items") or []]
-        return items, str(answer.get("metadata", {}).get("resourceVersion", ""))
+        return _items(kind, answer)
+
+    async def pages(self, kind: Kind, *, namespace: str | None = None, label_selector: str = "") -> AsyncIterator[Page]:
+        """A long list piece by piece."""
+        more: str | None = None
+        while True:
+            answer = await self._call(
+                "list",
+                kind,
+                kind.path(namespace),
+                label_selector=label_selector or None,
+                limit=PAGE,
+                _continue=more,
+            )
+            yield _items(kind, answer)
+            more = answer.get("metadata", {}).get("continue")
+            if not more:
+                return
 
     async def apply(self, manifest: Manifest, *, manager: str = FIELD_MANAGER) -> Manifest:
         """Server-side apply: our fields win. Returns the object as stored."""
@@ -75,7 +100,7 @@ class Cluster:
             "patch",
             kind,
             kind.path(metadata.get("namespace"), metadata["name"]),
-            body=manifest,
+            body=_as_yaml(manifest),
             content_type=APPLY,
             field_manager=manager,
             force_conflicts="true",
@@ -87,12 +112,14 @@ class Cluster:
             "patch",
             kind,
             kind.path(namespace, name, "status"),
-            body={
-                "apiVersion": kind.api_version,
-                "kind": kind.kind,
-                "metadata": {"name": name, "namespace": namespace, "uid": uid},
-                "status": status,
-            },
+            body=_as_yaml(
+                {
+                    "apiVersion": kind.api_version,
+                    "kind": kind.kind,
+                    "metadata": {"name": name, "namespace": namespace, "uid": uid},
+                    "status": status,
+                }
+            ),
             content_type=APPLY,
             field_manager=FIELD_MANAGER,
             force_conflicts="true",
@@ -106,6 +133,17 @@ class Cluster:
             kind.path(namespace, name),
             body=body,
             content_type=MERGE,
+            field_manager=FIELD_MANAGER,
+        )
+
+    async def edit(self, kind: Kind, name: str, operations: Sequence[Manifest], namespace: str) -> Manifest:
+        """JSON patch. Returns the object as stored."""
+        return await self._call(
+            "patch",
+            kind,
+            kind.path(namespace, name),
+            body=list(operations),
+            content_type=EDIT,
             field_manager=FIELD_MANAGER,
         )
 
@@ -168,7 +206,7 @@ class Cluster:
                     **options,
                 )
                 data = await response.read()
-            answer = json.loads(data)
+            answer = nesting.loads(data)
         except ApiException as error:
             refused = from_response(error.status, error.body, error.headers)
             self._count(verb, kind.plural, refused.reason)
@@ -182,6 +220,12 @@ class Cluster:
             raise ApiError("Unreachable", message, retryable=True) from error
         self._count(verb, kind.plural, "ok")
         return answer if isinstance(answer, dict) else {}
+
+
+def _items(kind: Kind, answer: Manifest) -> Page:
+    common = {"apiVersion": kind.api_version, "kind": kind.kind}  # the items of a list come without them
+    items = [{**common, **item} for item in answer.get("items") or []]
+    return items, str(answer.get("metadata", {}).get("resourceVersion", ""))
 
 
 @asynccontextmanager
@@ -206,6 +250,8 @@ def from_response(status: int, body: str | bytes | None, headers: Mapping[str, s
             reason = "QuotaExceeded"
         elif "can be resized" in message:
             reason = "CacheResizeUnsupported"
+    if status == 500 and (malformed := _MALFORMED.fullmatch(message)) is not None:
+        return ApiError("Invalid", malformed[1], status=422)
     return ApiError(
         reason,
         message,
@@ -214,6 +260,11 @@ def from_response(status: int, body: str | bytes | None, headers: Mapping[str, s
         # An apply of ours forces, and never conflicts over fields: 409 is a race.
         retryable=status == 429 or status >= 500 or status in (401, 408) or reason in _RETRYABLE,
     )
+
+
+def _as_yaml(manifest: Manifest) -> str:
+    """JSON that is YAML too, as which the API server reads an apply: an emoji is not two escaped halves there."""
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(manifest, ensure_ascii=False))
 
 
 def _passing(error: ApiError, verb: str) -> bool:

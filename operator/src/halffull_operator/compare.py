@@ -5,7 +5,8 @@ There is no list of the API server's defaults here. The rules, which `tests/oper
 - Only what the manifest sets counts. Defaults, status and other managers' additions to maps and keyed lists stay.
 - managedFields say what is ours (`ownership`). A field that we own and no longer set differs: it must be applied away.
   A map or list that the server treats as one value and that another manager took over differs if it is not exactly
-  ours. An empty value (false, 0, "", [], {}) that we own but do not find was dropped by the server, being the default.
+  ours. An empty value (false, 0, "", {}) that we own but do not find was dropped by the server, being the default; an
+  empty list is as none.
 - Lists merge by the keys that managedFields show, else by the table below; all others are compared item by item.
 - Quantities are numbers where the API has quantities. null means "not set".
 - What the server or a webhook rewrites in other ways shows in the answer to an apply: `settled` differences are left
@@ -61,6 +62,8 @@ _QUANTITY: Final = re.compile(
 _DECIMAL: Final = {unit: Decimal(10) ** (3 * power) for power, unit in enumerate("num kMGTPE", -3) if unit != " "}
 _BINARY: Final = {f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)}
 _SUFFIXES: Final[Mapping[str, Decimal]] = {"": Decimal(1), **_DECIMAL, **_BINARY}
+
+_PLAIN: Final = frozenset({str, int, bool})
 
 _AS_ONE: Final[Fields] = {}
 """The node of something owned as a whole."""
@@ -120,7 +123,7 @@ def differences(
         return (Difference((), '"applied by the operator"', '"never applied by the operator"'),)
     found = list(_Walk(tracked=tracked).top(wanted, live, node))
     if node is not None:
-        found.extend(_stale(node, wanted, live, ()))
+        found.extend(Difference(path, None, _json(_at(live, path))) for path in _stale(node, wanted))
     return tuple(difference for difference in found if difference not in settled)
 
 
@@ -140,8 +143,10 @@ class _Walk:
         for key, want in wanted.items():
             if want is None:
                 continue
-            below = (*path, key)
             found = live.get(key)
+            if want.__class__ in _PLAIN and want.__class__ is found.__class__ and want == found:
+                continue  # most of a manifest: told here, it costs a tenth
+            below = (*path, key)
             if found is not None:
                 yield from self._value(want, found, child(node, key), below)
             elif not self._dropped(want, node, key):
@@ -151,7 +156,7 @@ class _Walk:
         """Whether the server keeps this value by leaving it out. An owner would have lost it to whoever removed it."""
         if want not in (False, 0, "", [], {}):
             return False
-        if not self._tracked:
+        if not self._tracked or want == []:  # nobody tells an empty list from none, and nobody owns one
             return True
         if node is None:
             return False
@@ -225,26 +230,31 @@ def _table_keys(path: tuple[str, ...], want: Sequence[Any], found: Sequence[Any]
     return None
 
 
-def _stale(node: Fields, wanted: Any, live: Any, path: tuple[str, ...]) -> Iterator[Difference]:
-    """What we own and do not set any more."""
+def _stale(node: Fields, wanted: Any) -> list[tuple[str, ...]]:
+    """The paths of what we own and do not set any more."""
+    found: list[tuple[str, ...]] = []
     for step, below in node.items():
-        if step == ".":
-            continue
         if step.startswith("f:"):
             name = step[2:]
             there = isinstance(wanted, dict) and name in wanted
             inner = wanted[name] if there else None
-            found = live.get(name) if isinstance(live, dict) else None
         elif step.startswith(("k:", "v:")):
             name = step
             there, inner = item_of(wanted, step)
-            found = item_of(live, step)[1]
-        else:
+        else:  # "." is the thing itself
             continue
         if not there:
-            yield Difference((*path, name), None, _json(found))
+            found.append((name,))
         elif below and inner is not None:
-            yield from _stale(below, inner, found, (*path, name))
+            found.extend((name, *rest) for rest in _stale(below, inner))
+    return found
+
+
+def _at(live: Any, path: tuple[str, ...]) -> Any:
+    """What is at a path of managedFields; None: nothing."""
+    for step in path:
+        live = live.get(step) if isinstance(live, dict) else item_of(live, step)[1]
+    return live
 
 
 def _same(want: Any, found: Any, path: tuple[str, ...]) -> bool:

@@ -59,7 +59,9 @@ def resolve(serving: LLMServing, config: OperatorConfig) -> EngineSettings:
     gpu = engine.gpu_resource or _first(layer.gpu_resource for layer in layers) or _GPU
     gpu_resource = None if gpu == NO_GPU else gpu
     gpus = engine.parallelism.gpus if gpu_resource else 0
-    resources = engine.resources or _first(layer.resources for layer in layers) or _RESOURCES
+    asked = (engine.resources, *(layer.resources for layer in layers))
+    # Every container has some: an empty one is as none.
+    resources = _first(one for one in asked if one != Resources()) or _RESOURCES
     tolerations = (*engine.tolerations, *(item for layer in layers for item in layer.tolerations))
     if gpu_resource:
         taint = (

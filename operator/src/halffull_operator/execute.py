@@ -34,6 +34,8 @@ class Execution:
     """What a person should know."""
     retry: ApiError | None = None
     """Why to try again soon."""
+    ill: list[Failure] = field(default_factory=list)
+    """What failed in the server; a person should know if it goes on failing."""
     over: bool = False
     """The namespace is being deleted: there is nothing to do any more."""
 
@@ -70,7 +72,10 @@ class Executor:
                 if not error.retryable or error.reason == "BeingDeleted":
                     result.failures.append(Failure(action, error.reason, error.message))
                 if error.retryable and error.unreachable:
-                    return result  # the next call would fare no better, and an ill server needs rest
+                    if error.status == 500:
+                        result.ill.append(Failure(action, error.reason, error.message))
+                    if len(result.ill) != 1:  # one may be a webhook's, which concerns one kind alone
+                        return result  # else the next call would fare no better, and an ill server needs rest
             else:
                 log.info("done", **_told(action))
                 self._metrics.actions.labels(_told(action)["action"], _told(action)["kind"]).inc()
@@ -80,8 +85,10 @@ class Executor:
     async def _perform(self, action: Action, owner: Manifest, observed: Observed) -> Manifest | None:
         namespace = owner["metadata"]["namespace"]
         match action:
-            case Apply(manifest=manifest):
+            case Apply(manifest=manifest, aside=aside):
                 await self._check_ours(manifest, owner, observed)
+                if aside:
+                    await self._cluster.edit(kinds.kind_of(manifest), manifest["metadata"]["name"], aside, namespace)
                 return await self._apply(manifest)
             case Delete(kind=kind, api_version=api_version, name=name):
                 known = observed.children.get((kind, name))

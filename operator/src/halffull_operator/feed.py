@@ -1,7 +1,8 @@
 """Keeps the cache in step with the cluster: kopf's watches, and a list of our own after each of kopf's.
 
 kopf says nothing of what is missing from a list, and a list is what follows when a watch cannot go on ("410 Gone": the
-API server was restarted, or we were cut off for long). Its HTTP session is ours, so we see when it lists.
+API server was restarted, or we were cut off for long). Its HTTP session is ours, so we see when it lists, and spare it
+what is in the list (access.py).
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import kopf
 import structlog
 
 from halffull_operator import access, handlers, kinds, labels
-from halffull_operator.cache import Cache, News
+from halffull_operator.cache import Cache, News, ObjectKey, object_key
 from halffull_operator.cluster import Cluster
 from halffull_operator.errors import ApiError
 from halffull_operator.kinds import Kind, Manifest
@@ -74,6 +75,8 @@ class Feed:
         self._stop = asyncio.Event()
         self.complete = asyncio.Event()
         """Everything has been listed: what is not in the cache is not there."""
+        self.lost = asyncio.Event()
+        """An optional kind that was watched is not served at this moment."""
 
     def missing(self) -> list[str]:
         """What has not been listed yet."""
@@ -104,23 +107,32 @@ class Feed:
             await asyncio.sleep(_SETTLE)
             self._asked.clear()
             for kind, namespace in sorted(self._to_list, key=lambda place: (place[0].plural, place[1] or "")):
+                # Before ours begins: kopf may list again meanwhile, and what it saw then ours may not have seen.
+                self._to_list.discard((kind, namespace))
                 try:
-                    items, version = await self._cluster.list(
-                        kind,
-                        namespace=namespace,
-                        label_selector="" if kind is kinds.SERVING else labels.CHILD_SELECTOR,
-                    )
+                    await self._list(kind, namespace)
                 except ApiError as error:
+                    self._to_list.add((kind, namespace))
                     _log.warning("could not list", kind=kind.kind, reason=error.reason, message=error.message)
                     self._asked.set()
                     await asyncio.sleep(_TRY_AGAIN)
                     break
-                self._to_list.discard((kind, namespace))
                 self._never_listed.discard((kind, namespace))
-                for one in self._cache.replace(kind, items, version=version, namespace=namespace):
-                    self._news(one)
             if not self._never_listed:
                 self.complete.set()
+
+    async def _list(self, kind: Kind, namespace: str | None) -> None:
+        """Take in all there is; page by page, as all of a kind at once could be more than what is kept of all kinds."""
+        listed, version = set[ObjectKey](), ""
+        selector = "" if kind is kinds.SERVING else labels.CHILD_SELECTOR
+        async for page in self._cluster.pages(kind, namespace=namespace, label_selector=selector):
+            items, version = page
+            for item in items:
+                listed.add(object_key(kind, item))
+                if (one := self._cache.see(kind, item)) is not None:
+                    self._news(one)
+        for one in self._cache.retain(kind, listed, version=version, namespace=namespace):
+            self._news(one)
 
     def _tell(self, kind: Kind, body: Manifest, gone: bool) -> None:  # noqa: FBT001  kopf's event has one type
         if kind is kinds.LEASE:
@@ -132,8 +144,17 @@ class Feed:
             self._news(one)
 
     async def _login(self) -> kopf.AiohttpSession:
-        session = access.kopf_session(self._configuration, seen=self._seen, user_agent=f"{user_agent()} kopf")
+        session = access.kopf_session(
+            self._configuration, seen=self._seen, absent=self._is_lost, user_agent=f"{user_agent()} kopf"
+        )
         return kopf.AiohttpSession(server=self._configuration.host, aiohttp_session=session)
+
+    def _is_lost(self, path: str) -> bool:
+        place = self._places.get(path)
+        if place is None or not place[0].optional:
+            return False
+        self.lost.set()
+        return True
 
     def _seen(self, method: str, path: str, is_watch: bool) -> None:  # noqa: FBT001  access.Seen
         place = self._places.get(path)

@@ -30,6 +30,24 @@ class Backoffs:
             wait = min(wait * 2, _LONGEST_WAIT)
 
 
+class Nothing(kopf.DiffBaseStorage):
+    """What kopf remembers of an object: nothing.
+
+    kopf's own makes two deep copies of each object at each event, for handlers of a kind that we do not have.
+    """
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Nothing is compared."""
+        return kopf.BodyEssence({})
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Nothing is there."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is kept."""
+
+
 def registry(*, watched: Iterable[Kind], tell: Tell, login: Login) -> kopf.OperatorRegistry:
     """The handlers: one for each kind, and one that logs in."""
     own = kopf.OperatorRegistry()
@@ -70,6 +88,8 @@ def settings(*, children: Iterable[Kind], lease: str) -> kopf.OperatorSettings:
     chosen.scanning.disabled = True  # kinds that appear later: app.py
     chosen.process.ultimate_exiting_timeout = None
     chosen.queueing.idle_timeout = 0.5
+    chosen.persistence.diffbase_storage = Nothing()
+    chosen.watching.chunk_size = 1  # of a list it gets the version only (access.py)
     for kind in children:
         chosen.watching.label_selectors[kind.group, kind.version, kind.plural] = labels.CHILD_SELECTOR
     chosen.watching.field_selectors[kinds.LEASE.group, kinds.LEASE.version, kinds.LEASE.plural] = (

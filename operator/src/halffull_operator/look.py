@@ -13,6 +13,7 @@ from halffull_operator.observed import Manifest, Observed, key_of
 from halffull_operator.ownership import last_applied
 from halffull_operator.plan import Action, Apply, OrphanAndRecreate, plan
 from halffull_operator.pods import Health, health, worst
+from halffull_operator.rolling import BECAUSE, is_through
 
 if TYPE_CHECKING:
     from halffull_operator.children import Children
@@ -32,10 +33,14 @@ class Look:
     children: "Children"
     observed: Observed
     clock: Clock
+    planned: tuple[Action, ...] | None = None
+    """`pending`, where it is known already."""
 
     @cached_property
     def pending(self) -> tuple[Action, ...]:
         """What is still to be done. While there is any, what is observed speaks of an earlier spec."""
+        if self.planned is not None:
+            return self.planned
         return plan(self.serving, self.children, self.observed, full=False)
 
     @cached_property
@@ -87,6 +92,18 @@ class Look:
         if self.revision is None:
             return ()
         return tuple(pod for pod in self.engines if pod.revision != self.revision)
+
+    @cached_property
+    def rolls(self) -> bool:
+        """Whether a change of the pod template is not through.
+
+        Its last engine (of one replica: the only one) is replaced when none of before is left.
+        """
+        live = self.live_stateful_set
+        if live is None:
+            return False
+        because = (live["metadata"].get("annotations") or {}).get(BECAUSE)
+        return bool(self.outdated) or (because is not None and not is_through(live, self.observed.pods))
 
     @cached_property
     def staying(self) -> tuple[Health, ...]:

@@ -80,16 +80,23 @@ def item_of(items: object, step: str) -> tuple[bool, Any]:
     """(found, the item of a list that the step 'k:…' or 'v:…' names)."""
     if not isinstance(items, list):
         return False, None
-    wanted = parsed(step)
+    if step.startswith("v:"):
+        wanted = parsed(step)
+        return next(((True, item) for item in items if item == wanted), (False, None))
+    pairs = _pairs(step)
     for item in items:
-        if step.startswith("v:"):
-            if item == wanted:
+        if isinstance(item, dict):
+            for key, value in pairs:
+                if item.get(key, _KEY_DEFAULTS.get(key)) != value:
+                    break
+            else:
                 return True, item
-        elif isinstance(item, dict) and all(
-            item.get(key, _KEY_DEFAULTS.get(key)) == value for key, value in wanted.items()
-        ):
-            return True, item
     return False, None
+
+
+@lru_cache(maxsize=4096)
+def _pairs(step: str) -> tuple[tuple[str, Any], ...]:
+    return tuple(parsed(step).items())
 
 
 def project(live: Any, node: Fields) -> Any:
@@ -130,5 +137,14 @@ def changed_by(live: Mapping[str, Any], path: Sequence[str]) -> str | None:
 
 def item_step(item: Mapping[str, Any], keys: Sequence[str]) -> str:
     """The step 'k:{…}' of an item, as FieldsV1 spells it."""
-    chosen = {key: item.get(key, _KEY_DEFAULTS.get(key)) for key in sorted(keys)}
+    values = [item.get(key, _KEY_DEFAULTS.get(key)) for key in keys]
+    try:
+        return _spelled(tuple(keys), *values)
+    except TypeError:  # a patch of a person's: {name: {}}, which the API server will refuse
+        return _spelled.__wrapped__(tuple(keys), *values)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _spelled(keys: tuple[str, ...], *values: Any) -> str:
+    chosen = dict(sorted(zip(keys, values, strict=True)))
     return "k:" + json.dumps(chosen, separators=(",", ":"), ensure_ascii=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from halffull_operator import claims
+from halffull_operator.clashes import Operation, asides
 from halffull_operator.compare import Difference, differences
 from halffull_operator.observed import Manifest, Observed, controller_uid, key_of, terminating
 from halffull_operator.ownership import changed_by
@@ -68,6 +69,8 @@ class Apply:
     manifest: Manifest
     why: str
     """MISSING, FULL, IN_THE_WAY, or the fields that differ and who changed them."""
+    aside: tuple[Operation, ...] = ()
+    """A JSON patch that has to come first (clashes.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def _child(manifest: Manifest, serving: "LLMServing", observed: Observed, *, ful
         yield Apply(manifest, IN_THE_WAY)
         return
     rolls = manifest["kind"] == "StatefulSet"
-    wanted = with_template(manifest, live) if rolls else manifest
+    wanted = with_template(manifest, live, observed.pods) if rolls else manifest
     found = differences(wanted, live, settled=observed.settled.get(key_of(manifest), frozenset()))
     fixed = _immutable(manifest["kind"], found)
     if fixed and not rolls:
@@ -153,7 +156,7 @@ def _child(manifest: Manifest, serving: "LLMServing", observed: Observed, *, ful
     if fixed and (live["metadata"].get("annotations") or {}).get(RECREATED) != recreated:
         yield OrphanAndRecreate(annotated(wanted, {RECREATED: recreated}), fixed)
     elif full or any(".".join(difference.path[:2]) not in fixed for difference in found):
-        yield Apply(wanted, _why(found, live) if found else FULL)
+        yield Apply(wanted, _why(found, live) if found else FULL, aside=asides(wanted, live))
     if rolls:
         yield from (GrowClaim(name, size) for name, size in claims.growing(manifest, observed.claims))
 

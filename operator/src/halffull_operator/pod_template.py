@@ -33,6 +33,8 @@ _CONTAINERS: Final = ("containers", "initContainers")
 _WHOLE: Final = ("volumes", "env")
 _MAX_DEPTH: Final = 24
 _MAX_VALUES: Final = 5_000
+_MOST: Final = 2**63 - 1
+_LONGEST_KEY: Final = 317  # of a label or an annotation, with its prefix
 
 _OWN_POD_FIELDS: Final = {
     "restartPolicy": "pods are always restarted",
@@ -43,6 +45,7 @@ _OWN_POD_FIELDS: Final = {
 ENGINE_POD_FIELDS: Final = _OWN_POD_FIELDS | {
     "terminationGracePeriodSeconds": "write engine.drainTimeout",
     "serviceAccountName": "write engine.serviceAccountName",
+    "serviceAccount": "write engine.serviceAccountName",
     "runtimeClassName": "write engine.runtimeClassName",
     "nodeSelector": "write engine.nodeSelector",
     "tolerations": "write engine.tolerations",
@@ -51,6 +54,7 @@ ENGINE_POD_FIELDS: Final = _OWN_POD_FIELDS | {
 GATEWAY_POD_FIELDS: Final = _OWN_POD_FIELDS | {
     "terminationGracePeriodSeconds": "write engine.drainTimeout",
     "serviceAccountName": "the picker's permissions hang on it",
+    "serviceAccount": "the picker's permissions hang on it",
 }
 _COMMAND: Final = {
     "command": "the operator sets it",
@@ -96,7 +100,7 @@ def _merge_list(base: list[Any], patch: Any, key: str, path: Path) -> list[Any]:
         raise Mistake(path, f"write a list of items, each with {key}")
     merged = list(base)
     for index, item in enumerate(patch):
-        if not isinstance(item, Mapping) or item.get(key) is None:
+        if not isinstance(item, Mapping) or not _is_key(item.get(key)):
             raise Mistake((*path, index), f"each item needs {key}, by which it is merged")
         place = next((at for at, known in enumerate(merged) if known.get(key) == item[key]), None)
         if item.get(_DIRECTIVE) == "delete":
@@ -109,6 +113,10 @@ def _merge_list(base: list[Any], patch: Any, key: str, path: Path) -> list[Any]:
         else:
             merged[place] = merge(merged[place], item, (*path, index))
     return merged
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def _list_key(path: Path) -> str | None:
@@ -139,6 +147,7 @@ def refused(
     if problem := _oversized(patch):
         yield (), problem
         return
+    yield from _refused_values(patch, ())
     for key in patch:
         if key not in ("metadata", "spec"):
             yield (key,), "a pod template has metadata and spec, nothing else"
@@ -209,8 +218,25 @@ def _refused_container(
         return
     names = [item.get("name") if isinstance(item, Mapping) else None for item in env]
     for index, name in enumerate(names):
-        if name in OWNED_ENV or name == "PYTHONPATH":
+        if isinstance(name, str) and (name in OWNED_ENV or name == "PYTHONPATH"):
             yield (*path, "env", index, "name"), f"belongs to the operator: write {name} in engine.env, or leave it out"
+
+
+def _refused_values(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """What the API server makes something else of without a word, or cannot even read."""
+    if isinstance(value, float) or (isinstance(value, int) and not -_MOST - 1 <= value <= _MOST):
+        yield (
+            path,
+            f"{value!r} does not fit: write a whole number of at most 64 bits",
+        )  # no field of a pod is a fraction
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if len(key) > _LONGEST_KEY:
+                yield (*path, key[:20] + "…"), f"no field and no key has more than {_LONGEST_KEY} characters"
+            yield from _refused_values(inner, (*path, key))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _refused_values(inner, (*path, index))
 
 
 def _oversized(patch: Mapping[str, Any]) -> str | None:

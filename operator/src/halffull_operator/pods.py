@@ -119,10 +119,19 @@ def _trouble(
     if scheduled.get("status") == "False":
         return "Unschedulable", scheduled.get("message") or "no node was found"
     found = sorted(_containers(pod, clock), key=lambda trouble: _RANK[trouble[0]])
-    reason, message = found[0] if found else ("Starting", "waits for its node")
+    reason, message = found[0] if found else _not_its_containers(pod, conditions)
     if reason == "Starting" and (event := latest_event(events, metadata)) is not None:
         return event
     return reason, message
+
+
+def _not_its_containers(pod: Mapping[str, Any], conditions: Mapping[Any, Mapping[str, Any]]) -> tuple[str, str]:
+    """Why a pod is not ready none of whose containers says why."""
+    if not (pod.get("status") or {}).get("containerStatuses"):
+        return "Starting", "waits for its node"
+    # All of them are ready: a readiness gate, or a node that has fallen silent, of which Kubernetes says no more.
+    node = (pod.get("spec") or {}).get("nodeName") or "its node"
+    return "NotReady", conditions.get("Ready", {}).get("message") or f"{node} is not heard from: is it down?"
 
 
 def latest_event(events: Iterable[Mapping[str, Any]], metadata: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -2,7 +2,8 @@
 
 A key is due at a moment and never queued twice. What makes it due decides when:
 
-- `add(urgent=True)`, an edit by a person: at once, whatever the key waited for.
+- `add(urgent=True)`, an edit by a person: at once, whatever the key waited for, and before all that is not urgent: the
+  thousand that a new operator looks through first.
 - `add()`, news about a child: at most once per `spacing`, so that the ten events of ten new children are one run, and
   never before the end of a wait that a failure or a repair has set.
 - `done(repaired=True)`, a run that had to put right what the same spec had already put right: the first few are free,
@@ -64,7 +65,8 @@ class WorkQueue:
         self._rng = rng or random.Random()
         self._spacing = spacing
         self._states: dict[str, _State] = {}
-        self._heap: list[tuple[float, str]] = []
+        self._heap: list[tuple[bool, float, str]] = []
+        """(not urgent, due, key)."""
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -86,9 +88,13 @@ class WorkQueue:
         """Run a key: now when urgent, else when its spacing and its waits allow."""
         state = self._states.setdefault(key, _State())
         state.forgotten = False
-        state.urgent |= urgent
         now = self._clock()
-        self._set_due(key, state, now if urgent else max(now, state.started + self._spacing, state.held_until))
+        if urgent:
+            if not state.urgent:
+                state.urgent, state.due = True, None
+            self._set_due(key, state, now)
+        else:
+            self._set_due(key, state, max(now, state.started + self._spacing, state.held_until))
 
     def done(self, key: str, *, again: float | None = None, repaired: bool = False) -> None:
         """A run has ended well.
@@ -165,9 +171,9 @@ class WorkQueue:
         """(a key to run now, or None; seconds until one is due, None: nothing is queued)."""
         now = self._clock()
         while self._heap:
-            due, key = self._heap[0]
+            patient, due, key = self._heap[0]
             state = self._states.get(key)
-            if state is None or state.due != due or state.active:
+            if state is None or state.due != due or state.urgent == patient or state.active:
                 heapq.heappop(self._heap)  # overtaken by a later decision; `_finish` queues what is due again
                 continue
             if due > now:
@@ -186,7 +192,7 @@ class WorkQueue:
             del self._states[key]
             return None
         if state.due is not None:
-            heapq.heappush(self._heap, (state.due, key))
+            heapq.heappush(self._heap, (not state.urgent, state.due, key))
             self._changed.set()
         return state
 
@@ -202,5 +208,5 @@ class WorkQueue:
             return
         state.due = due
         if not state.active:
-            heapq.heappush(self._heap, (due, key))
+            heapq.heappush(self._heap, (not state.urgent, due, key))
             self._changed.set()

@@ -25,7 +25,7 @@ from halffull_operator.metrics import Metrics
 from halffull_operator.observed import Observed, key_of
 from halffull_operator.plan import FULL, Action, Apply, OrphanAndRecreate, after_apply, plan
 from halffull_operator.spec import LLMServing, SpecError, parse
-from halffull_operator.status import Outcome, invalid, next_look, status
+from halffull_operator.status import Outcome, invalid, told
 
 if TYPE_CHECKING:
     from halffull_operator.compare import Difference
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 FULL_EVERY: Final = 3600.0  # s between two applies of every child
 _SHORTEST: Final = 1.0  # s
 _EVENT_NAME: Final = 200  # characters
-_REFUSED_AGAIN: Final = 60.0  # s until what a person or a quota refused is tried again
+_REFUSED_AGAIN: Final = 30.0  # s until what a quota or another object refused is tried again
+_WRONG_AGAIN: Final = 600.0  # s until what is wrong in itself is tried again; an edit comes at once
+_WRONG: Final = frozenset({"Invalid", "BadRequest"})
+_PATIENCE: Final = 3  # runs in a row in which the API server fails, until its words are told in a condition
 
 _log = structlog.get_logger(__name__)
 
@@ -93,12 +96,14 @@ class Reconciler:
         self._settled: dict[str, dict[tuple[str, str], frozenset[Difference]]] = {}
         self._passed: dict[str, set[tuple[str, str]]] = {}
         """What the full pass under way has applied."""
+        self._ill: dict[str, int] = {}
+        """Runs in a row in which the API server failed."""
         self.missing: dict[str, bool] = {}
         """Whose children lack an optional API."""
 
     def forget(self, uid: str) -> None:
         """An LLMServing is gone."""
-        for kept in (self._full_due, self._generation, self._settled, self._passed, self.missing):
+        for kept in (self._full_due, self._generation, self._settled, self._passed, self._ill, self.missing):
             kept.pop(uid, None)
         self._lookups.forget(uid)
 
@@ -133,16 +138,17 @@ class Reconciler:
             if execution.over:
                 return Result(gone=True)
             self._note(uid, execution)
-            if execution.retry is not None and execution.retry.unreachable:
-                raise execution.retry
+            if (failed := execution.retry) is not None and failed.unreachable and not self._lasts(uid, failed):
+                raise failed
             observed = await self._observe(body, serving)
         self.missing[uid] = bool(children.missing)
-        outcome, now = Outcome(failures=tuple(execution.failures)), self._now()
-        if not await self._say(body, status(serving, children, observed, outcome, now=now)):
+        outcome = Outcome(failures=(*execution.failures, *execution.ill))
+        pending = None if actions or full else ()
+        wanted, look = told(serving, children, observed, outcome, now=self._now(), pending=pending)
+        if not await self._say(body, wanted):
             return Result(gone=True)
         if execution.retry is not None:
             raise execution.retry
-        look = next_look(serving, children, observed, outcome, now=now)
         return self._ended(body, full=full, execution=execution, look=look)
 
     def _left(self, uid: str, actions: tuple[Action, ...]) -> list[Action]:
@@ -168,6 +174,7 @@ class Reconciler:
 
     def _note(self, uid: str, execution: Execution) -> None:
         """Remember what the API server made of our applies, and whether it got us further."""
+        self._ill[uid] = self._ill.get(uid, 0) + 1 if execution.ill else 0
         if execution.retry is not None:
             execution.retry.progress = bool(execution.done)
         settled = self._settled.setdefault(uid, {})
@@ -175,6 +182,10 @@ class Reconciler:
             if answer is not None and isinstance(action, Apply | OrphanAndRecreate):
                 settled[key_of(action.manifest)] = after_apply(action.manifest, answer)
                 self._passed.setdefault(uid, set()).add(key_of(action.manifest))
+
+    def _lasts(self, uid: str, error: ApiError) -> bool:
+        """Whether the server has failed for long enough that a person should see it: a webhook may be down."""
+        return error.status == 500 and self._ill[uid] >= _PATIENCE
 
     async def _say(self, body: Manifest, wanted: Manifest) -> bool:
         """Write the status where it differs, and an Event for each transition. False: the LLMServing is gone."""
@@ -254,7 +265,8 @@ class Reconciler:
         self._generation[uid] = generation
         waits = [self._full_due.get(uid, self._clock() + FULL_EVERY) - self._clock()]
         if execution.failures:
-            waits.append(_REFUSED_AGAIN)
+            wrong = all(failure.reason in _WRONG for failure in execution.failures)
+            waits.append(_WRONG_AGAIN if wrong else _REFUSED_AGAIN)
         waits += [wait for wait in (look, self._lookups.wait(uid)) if wait is not None]
         label = "refused" if execution.failures else "ok"
         return Result(again=max(_SHORTEST, min(waits)), repaired=repaired, label=label)

@@ -156,6 +156,12 @@ class LLMServingSpec(Strict, frozen=True, kw_only=True):
             "routing.failureMode FailClose has no meaning with gateway.mode None, which has no picker: write FailOpen",
             lambda self: self.routing.failure_mode != "FailClose" or self.gateway.mode != "None",
         ),
+        # A StatefulSet's controller cannot give a claim to a pod that is there, and does not replace it either.
+        Rule(
+            "!has(self.model.cache) || has(oldSelf.model.cache) || self.replicas == 0",
+            "model.cache cannot be added while there are engines, because a pod cannot be given a claim: write "
+            "replicas: 0 until it is added, or make a new LLMServing with a cache beside this one",
+        ),
     )
 
 

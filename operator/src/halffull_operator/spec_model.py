@@ -42,7 +42,7 @@ class Cache(Strict, frozen=True, kw_only=True):
             "!isQuantity(self.size) || !isQuantity(oldSelf.size)"
             " || quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0",
             "model.cache.size cannot shrink: write the old size or a larger one, or remove model.cache, delete the "
-            "claims and write it anew",
+            "claims, set replicas to 0 and write it anew",
         ),
     )
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
@@ -63,9 +64,14 @@ def written(value: Any) -> Any:
         return value
     return {
         info.encode_name: written(given)
-        for info in msgspec.structs.fields(value)
+        for info in _fields(type(value))
         if (given := getattr(value, info.name)) != _default(info)
     }
+
+
+@cache  # msgspec evaluates all annotations at each call
+def _fields(struct: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(struct)
 
 
 def _default(info: msgspec.structs.FieldInfo) -> Any:

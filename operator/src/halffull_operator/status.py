@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from halffull_operator.children import Children
     from halffull_operator.spec import LLMServing
 
-__all__ = ["Event", "Failure", "Outcome", "events", "invalid", "next_look", "status"]
+__all__ = ["Event", "Failure", "Outcome", "events", "invalid", "next_look", "status", "told"]
 
 MAX_UNHEALTHY: Final = 16
 _REASON: Final = 400
@@ -62,7 +62,7 @@ def status(
         outcome: What could not be done.
         now: The time (aware).
     """
-    return _status(Look(serving, children, observed, Clock(now)), outcome)
+    return told(serving, children, observed, outcome, now=now)[0]
 
 
 def next_look(
@@ -72,9 +72,31 @@ def next_look(
 
     None: it does not.
     """
-    look = Look(serving, children, observed, Clock(now))
-    _status(look, outcome)
-    return look.clock.next
+    return told(serving, children, observed, outcome, now=now)[1]
+
+
+def told(
+    serving: "LLMServing",
+    children: "Children",
+    observed: Observed,
+    outcome: Outcome,
+    *,
+    now: datetime,
+    pending: tuple[Action, ...] | None = None,
+) -> tuple[dict[str, Any], float | None]:
+    """(`status`, `next_look`), of one look.
+
+    Args:
+        serving: As for `status`.
+        children: As for `status`.
+        observed: As for `status`.
+        outcome: As for `status`.
+        now: As for `status`.
+        pending: What `plan` makes of the same, without `full`; None: it is asked.
+    """
+    look = Look(serving, children, observed, Clock(now), planned=pending)
+    found = _status(look, outcome)
+    return found, look.clock.next
 
 
 def invalid(body: Mapping[str, Any], *, field: str, message: str, now: datetime) -> dict[str, Any]:
@@ -98,7 +120,7 @@ def _status(look: Look, outcome: Outcome) -> dict[str, Any]:
         "Ready": _ready(look),
         "EnginesReady": _engines(look),
         "GatewayReady": _gateway(look),
-        "Progressing": _progressing(look),
+        "Progressing": _progressing(look, outcome),
         "Applied": _applied(look, outcome),
         "UpdateAvailable": _update(look),
     }
@@ -129,11 +151,14 @@ def _ready(look: Look) -> Verdict:
     if look.serving.spec.replicas == 0 and not look.ready:
         return "False", "ScaledToZero", "replicas is 0: kubectl scale --replicas=1 starts an engine"
     if not look.ready:
-        waits = ("RollingOut", "it is being replaced") if look.engines else ("Starting", "engines are being made")
+        replaced = look.rolls or look.engines
+        waits = ("RollingOut", "it is being replaced") if replaced else ("Starting", "engines are being made")
         reason, message = _engine_trouble(look) or waits
         return "False", reason, f"no engine is ready: {message}"
     if _needs_gateway(look) and not any(pod.ready for pod in look.gateways):
-        return "False", "GatewayNotReady", f"no gateway pod is ready: {_gateway_trouble(look)[1]}"
+        reason, message = _gateway_trouble(look)
+        # A usual start warns nobody.
+        return "False", reason if reason == "Starting" else "GatewayNotReady", f"no gateway pod is ready: {message}"
     return "True", "Serving", "requests are answered"
 
 
@@ -144,7 +169,7 @@ def _engines(look: Look) -> Verdict:
         return "False", *(_engine_trouble(look) or ("Applying", "the StatefulSet is being written"))
     if (trouble := _engine_trouble(look)) is not None:
         return "False", trouble[0], f"{look.ready} of {wanted} engines are ready; {trouble[1]}"
-    if look.outdated:
+    if look.rolls:
         return "False", "RollingOut", _rolling(look)
     if len(look.staying) != wanted:
         return "False", "Scaling", f"{len(look.staying)} of {wanted} engines exist"
@@ -212,7 +237,7 @@ def _route_refused(look: Look) -> str | None:
     return None
 
 
-def _progressing(look: Look) -> Verdict:
+def _progressing(look: Look, outcome: Outcome) -> Verdict:
     """What goes on, why and for how long; False: it is stuck."""
     if look.serving.paused:
         return (
@@ -224,14 +249,14 @@ def _progressing(look: Look) -> Verdict:
     if engines[0] == "True" and not look.gateway_moves and not look.pending:
         return "True", "Complete", "all is as asked"
     age = look.clock.elapsed(look.progressed)
-    detail = "children are being written"
+    detail = next((message for _, message in _problems(look, outcome)), "children are being written")
     if engines[0] == "False":
         detail = engines[2]
     elif look.gateway_moves:
         detail = f"gateway: {_gateway(look)[2]}"
     if look.clock.passed(look.progressed, seconds(look.serving.spec.rollout.progress_deadline)):
         return "False", "ProgressDeadlineExceeded", f"nothing has gone forward {age}: {detail}{_advice(look)}"
-    if look.outdated:
+    if look.rolls:
         reason, detail = "RollingOut", _rolling(look) + (f"; {detail}" if detail not in _rolling(look) else "")
     elif look.seen and len(look.staying) != look.serving.spec.replicas:
         reason = "Scaling"
@@ -247,11 +272,13 @@ def _ago(age: str) -> str:
 def _advice(look: Look) -> str:
     """What to undo when a roll halts."""
     because = _annotation(look.live_stateful_set, BECAUSE)
-    if not look.outdated or not because:
+    if not look.rolls or not because:
         return ""
     still = sum(pod.ready for pod in look.outdated)
-    undo = f"To go back, undo the last change of the LLMServing ({because})"
-    return f". {undo}; {still} engines still serve with what was before"
+    undo = f". To go back, undo the last change of the LLMServing ({because})"
+    return undo + (
+        f"; {still} of {look.serving.spec.replicas} engines still serve with what was before" if still else ""
+    )
 
 
 def _applied(look: Look, outcome: Outcome) -> Verdict:
@@ -322,7 +349,8 @@ def _recreated(look: Look) -> str | None:
 def _update(look: Look) -> Verdict:
     if look.stateful_set is not None and is_held(look.stateful_set, look.live_stateful_set):
         how = f"kubectl annotate llmservings {look.serving.name} --overwrite {RESTARTED_AT}=$(date -u +%FT%TZ)"
-        text = "this operator or chart makes another pod template; engines get it with their next edit, or by"
+        when = "when model, engine, scheduler or profile is edited"
+        text = f"this operator or chart makes another pod template; engines get it {when}, or by"
         return "True", "NewerTemplate", f"{text}: {how}"
     return "False", "UpToDate", "engines are made as this operator makes them"
 

@@ -1,5 +1,7 @@
 """The chart's files, and what Helm makes of them."""
 
+import copy
+import functools
 import os
 import re
 import shutil
@@ -30,7 +32,12 @@ def values() -> dict[str, Any]:
 
 
 def template(*arguments: str, name: str = "halffull") -> list[dict[str, Any]]:
-    """Every manifest of `helm template`."""
+    """Every manifest of `helm template`; the caller may change them."""
+    return copy.deepcopy(_rendered(arguments, name))
+
+
+@functools.cache
+def _rendered(arguments: tuple[str, ...], name: str) -> list[dict[str, Any]]:
     answer = run("template", name, str(CHART), "--namespace", NAMESPACE, *arguments)
     assert answer.returncode == 0, answer.stderr
     return [one for one in yaml.safe_load_all(answer.stdout) if one]

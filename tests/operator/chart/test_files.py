@@ -18,6 +18,7 @@ from halffull_operator.children import build
 from halffull_operator.config import OperatorConfig, Profile, load_config
 from halffull_operator.spec import parse
 from tests.operator.chart.render import CHART, REPOSITORY, unhelmed_rules, values
+from tests.operator.chart.validation import NEWEST, OLDEST, valid
 from tests.operator.plan.test_real_children import APIS
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -97,6 +98,8 @@ def test_every_setting_of_the_operator_can_be_set_by_the_chart() -> None:
     template = (CHART / "templates" / "_helpers.tpl").read_text()
     (written,) = re.findall(r'define "halffull.config" -}}\n(.*?)\{\{- end }}\n\n', template, re.DOTALL)
     keys = set(re.findall(r"^(\w+):", written, re.MULTILINE))
+    for names in re.findall(r"^\{\{- range \$key := list (.*) }}", written, re.MULTILINE):
+        keys |= set(re.findall(r"\w+", names))
     assert keys == {field.encode_name for field in msgspec.structs.fields(OperatorConfig)}
 
 
@@ -138,6 +141,8 @@ def test_every_example_can_be_served(path: Path) -> None:
     children = build(serving, config(), APIS)
     assert children.missing == ()
     assert "StatefulSet" in {manifest["kind"] for manifest in children.manifests}
+    for manifest in children.manifests:
+        valid(manifest, OLDEST, NEWEST)
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path not in SERVINGS], ids=lambda path: path.stem)
@@ -160,6 +165,19 @@ def test_the_chart_is_of_this_version() -> None:
     assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
+@pytest.mark.parametrize("name", ["_rbac.tpl", "rbac.yaml", "rbac-aggregated.yaml"])
+def test_every_rule_is_explained(name: str) -> None:
+    """By a comment above it, or above the Role whose only rule it is."""
+    for document in (CHART / "templates" / name).read_text().split("\n---\n"):
+        lines = [line.strip() for line in document.splitlines()]
+        rules = [number for number, line in enumerate(lines) if line.startswith("- apiGroups:")]
+        for number in rules:
+            above = number - 1
+            if len(rules) == 1 and lines[above] == "rules:":
+                above = next(number for number, line in enumerate(lines) if line.startswith("apiVersion:")) - 1
+            assert lines[above].startswith("# "), lines[number : number + 3]
+
+
 def test_the_rules_cover_every_kind_and_nothing_else() -> None:
     granted: dict[tuple[str, str], set[str]] = {}
     for rule in unhelmed_rules():
@@ -177,6 +195,7 @@ def test_the_rules_cover_every_kind_and_nothing_else() -> None:
         ("", "pods"): {"get", "list", "watch"},
         ("", "persistentvolumeclaims"): {"get", "list", "watch", "patch"},
         ("", "events"): {"create", "list"},
+        ("coordination.k8s.io", "leases"): {"list", "watch"},
         ("discovery.k8s.io", "endpointslices"): {"get", "list", "watch"},
     }
 
@@ -197,50 +216,3 @@ def test_the_operator_may_do_all_that_it_grants(path: Path) -> None:
             for group in rule["apiGroups"]:
                 for resource in rule["resources"]:
                     assert {(group, resource, verb) for verb in rule["verbs"]} <= granted
-
-
-def metrics_in_code() -> set[str]:
-    """Names of all metrics that our programs export."""
-    names = set()
-    extproc = (REPOSITORY / "extproc/src/halffull_extproc/metrics.py").read_text()
-    names |= {
-        f"halffull_picker_{name}"
-        for name in re.findall(r'(?:_PREFIX \+ |\{_PREFIX\}|_counter\(|\(\s*)"?([a-z_]+)"', extproc)
-    }
-    names |= {f"halffull_picker_{name}" for name in re.findall(r'f"\{_PREFIX\}([a-z_]+)"', extproc)}
-    names |= {
-        f"halffull_picker_endpoint_{name}" for name in re.findall(r'^    \("([a-z_]+)", "', extproc, re.MULTILINE)
-    }
-    larry = (REPOSITORY / "larry/src/halffull_larry/metrics.py").read_text()
-    names |= {f"halffull_larry_{name}" for name in re.findall(r'_(?:head|single)\("([a-z_]+)"', larry)}
-    for path in (REPOSITORY / "operator/src/halffull_operator").glob("*.py"):
-        names |= set(re.findall(r'"(halffull_operator_[a-z_]+)"', path.read_text()))
-    return names
-
-
-@pytest.mark.parametrize("name", ["alerts.yaml", "dashboard.json"])
-def test_alerts_and_dashboard_ask_for_metrics_that_exist(name: str) -> None:
-    text = (CHART / "files" / name).read_text()
-    asked = set(re.findall(r"halffull_(?:picker|larry|operator)_[a-z_]+", text))
-    assert len(asked) > 5
-    known = metrics_in_code()
-    unknown = {
-        metric
-        for metric in asked
-        if re.sub(r"_(total|bucket|sum|count)$", "", metric) not in known and metric not in known
-    }
-    assert unknown == set()
-
-
-def test_alerts_are_complete() -> None:
-    (group,) = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
-    for rule in group["rules"]:
-        assert rule["labels"]["severity"] in {"warning", "critical"}
-        assert set(rule["annotations"]) == {"summary", "description"}
-        assert rule["expr"].count("(") == rule["expr"].count(")")
-    assert {
-        "HalffullEngineStale",
-        "HalffullEngineNotProgressing",
-        "HalffullPickerBypassed",
-        "HalffullOperatorNotWatching",
-    } <= {rule["alert"] for rule in group["rules"]}

@@ -133,9 +133,8 @@ LEASE_RULES = [
         "apiGroups": ["coordination.k8s.io"],
         "resources": ["leases"],
         "resourceNames": ["halffull-operator"],
-        "verbs": ["list", "watch", "patch"],
+        "verbs": ["create", "patch"],
     },
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
 ]
 
 

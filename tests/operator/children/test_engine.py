@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from halffull_operator.spec import SpecError
-from tests.operator.children.family import children, container, engine, engine_pod, environment, one
+from tests.operator.children.family import children, container, engine, engine_pod, environment, gateway_pod, one
 
 
 def test_the_stateful_set() -> None:
@@ -191,6 +191,28 @@ def test_pull_secrets_and_service_account() -> None:
     pod = engine_pod(children(spec, "imagePullSecrets: [{name: all}]\n"))
     assert pod["imagePullSecrets"] == [{"name": "all"}, {"name": "mine"}]
     assert pod["serviceAccountName"] == "sa"
+    assert engine_pod(children())["serviceAccountName"] == "default", "left out, an earlier one would stay"
+
+
+def test_an_empty_value_of_a_toleration_is_left_out_as_the_api_server_does() -> None:
+    spec = {"engine": {"tolerations": [{"key": "a", "value": ""}], "gpuResource": "none"}}
+    assert engine_pod(children(spec))["tolerations"] == [{"key": "a"}]
+
+
+def test_no_resources_are_as_none_given() -> None:
+    spec = {"engine": {"resources": {}, "gpuResource": "none"}}
+    assert engine(children(spec))["resources"] == engine(children({"engine": {"gpuResource": "none"}}))["resources"]
+
+
+def test_the_registry_holds_for_containers_that_a_person_adds() -> None:
+    reference = "other.test/a/side:1"
+    volumes = [{"name": "data", "image": {"reference": reference}}]
+    template = {"spec": {"containers": [{"name": "side", "image": reference}], "volumes": volumes}}
+    spec = {"engine": {"podTemplate": template}, "gateway": {"managed": {"podTemplate": template}}}
+    built = children(spec, "registry: mirror.test/m\n")
+    for pod in (engine_pod(built), gateway_pod(built)):
+        (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "data"]
+        assert container(pod, "side")["image"] == volume["image"]["reference"] == "mirror.test/m/a/side:1"
 
 
 @pytest.mark.parametrize(

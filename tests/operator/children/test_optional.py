@@ -111,7 +111,9 @@ def test_the_monitor_names_ports_that_pods_have(spec: dict[str, Any], expected: 
     built = children({**spec, "monitoring": {"podMonitor": {"enabled": True, "labels": {"release": "prom"}}}})
     monitor = one(built, "PodMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prom"
-    found = [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
+    endpoints = monitor["spec"]["podMetricsEndpoints"]
+    found = [endpoint["port"] for endpoint in endpoints]
+    assert [one["port"] for one in endpoints if one.get("honorLabels")] == [n for n in found if n == "metrics"]
     assert found == expected
     pods = [engine_pod(built)] + ([gateway_pod(built)] if "None" not in repr(spec) else [])
     have = {port["name"] for pod in pods for of in containers(pod) for port in of.get("ports", [])}

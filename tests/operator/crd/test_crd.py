@@ -104,14 +104,16 @@ def test_every_rule_says_what_to_write_and_has_a_case(path: str) -> None:
             )
 
 
-def test_a_smaller_cache_is_refused_by_a_rule_on_the_change() -> None:
-    (rule,) = [
+def test_rules_on_changes() -> None:
+    rules = [
         rule["rule"]
         for part in PARTS.values()
         for rule in part.get("x-kubernetes-validations", [])
         if "oldSelf" in rule["rule"]
     ]
-    assert "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0" in rule
+    assert len(rules) == 2
+    assert any("has(oldSelf.model.cache) || self.replicas == 0" in rule for rule in rules)
+    assert any("quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0" in rule for rule in rules)
 
 
 def test_rules_use_what_kubernetes_1_30_knows() -> None:

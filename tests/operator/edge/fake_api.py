@@ -163,7 +163,11 @@ class FakeApi:
             if request.query.get("watch"):
                 return await self._watch(request, kind, namespace)
             items = [one for (_, where, _), one in self._of(kind) if namespace in (None, where)]
-            return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
+            start = int(request.query.get("continue", "0"))
+            end = start + int(request.query.get("limit", len(items)))
+            more = {"continue": str(end)} if end < len(items) else {}
+            metadata = {"resourceVersion": str(self.version), **more}
+            return web.json_response({"metadata": metadata, "items": items[start:end]})
         key = (kind.plural, namespace or "", name)
         old = self.objects.get(key)
         if request.method == "PATCH":

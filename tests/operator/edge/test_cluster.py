@@ -1,9 +1,11 @@
 """Calls to the API server: what is sent, and what every way to fail becomes."""
 
 import asyncio
+import json
 import socket
 
 import pytest
+import yaml
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,13 +43,23 @@ async def test_apply_get_list_delete(api: FakeApi, cluster: Cluster, metrics: Me
     )
 
 
+async def test_a_long_list_comes_in_pages(api: FakeApi, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halffull_operator.cluster.PAGE", 2)
+    for name in "abcde":
+        api.put(service(name))
+    pages = [page async for page in cluster.pages(SERVICE)]
+    assert [[item["metadata"]["name"] for item in items] for items, _ in pages] == [["a", "b"], ["c", "d"], ["e"]]
+    assert {version for _, version in pages} == {str(api.version)}
+    assert all(item["kind"] == "Service" for items, _ in pages for item in items)
+
+
 async def test_apply_says_who_we_are_and_forces(api: FakeApi, cluster: Cluster) -> None:
     seen: list[web.Request] = []
     api.fault = seen.append  # None: no fault
     await cluster.apply(service())
     (request,) = seen
     assert request.query == {"fieldManager": "halffull-operator", "force": "true"}
-    assert request.headers["Content-Type"] == "application/apply-patch+yaml"
+    assert request.headers["Content-Type"].partition(";")[0] == "application/apply-patch+yaml"
     assert request.headers["User-Agent"].startswith("halffull-operator/")
 
 
@@ -62,6 +74,7 @@ async def test_apply_says_who_we_are_and_forces(api: FakeApi, cluster: Cluster) 
         (401, "Unauthorized", "", "Unauthorized", True),
         (429, "TooManyRequests", "", "TooManyRequests", True),
         (500, "InternalError", "", "InternalError", True),
+        (500, "", "failed to update, see (a; b, Kind=C): field not declared in schema", "HTTP500", True),
         (503, "ServiceUnavailable", "", "ServiceUnavailable", True),
         (504, "Timeout", "", "Timeout", True),
     ],
@@ -74,6 +87,38 @@ async def test_refusals(
         await cluster.apply(service())
     assert (caught.value.reason, caught.value.retryable) == (wanted, retryable)
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        (
+            "failed to create typed patch object (ns/s; v1, Kind=Service): .spec.foo: field not declared in schema",
+            ".spec.foo: field not declared in schema",
+        ),
+        (
+            "failed to convert new object (ns/s; v1, Kind=Service) to proper version: cannot convert float64 to int64",
+            "cannot convert float64 to int64",
+        ),
+    ],
+)
+async def test_an_apply_that_does_not_fit_the_schema_is_answered_with_500_and_never_will_fit(
+    api: FakeApi, cluster: Cluster, message: str, wanted: str
+) -> None:
+    api.fault = lambda _: refused(500, "", message)
+    with pytest.raises(ApiError) as caught:
+        await cluster.apply(service())
+    assert (caught.value.reason, caught.value.message, caught.value.retryable) == ("Invalid", wanted, False)
+    assert not caught.value.unreachable
+
+
+@given(st.text())
+def test_an_apply_is_json_that_yaml_reads_alike(text: str) -> None:
+    body = module._as_yaml({text: [text]})
+    assert json.loads(body) == {text: [text]}
+    assert "\\ud83d" not in module._as_yaml({"a": "\N{GRINNING FACE}"})
+    if len(text) < 1000:
+        assert yaml.safe_load(body) == {text: [text]}
 
 
 async def test_a_namespace_that_is_being_deleted(api: FakeApi, cluster: Cluster) -> None:

@@ -76,6 +76,16 @@ async def test_it_is_complete_once_everything_was_listed(api: FakeApi, start: St
         assert fed.feed.missing() == []
 
 
+async def test_long_lists_are_complete(api: FakeApi, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halffull_operator.cluster.PAGE", 2)
+    api.put(serving())
+    names = {api.put(child(name))["metadata"]["name"] for name in "abcdefg"}
+    async with start() as fed:
+        await until("complete", fed.feed.complete.is_set)
+        assert fed.names() == names
+        assert api.count("GET", "/services") >= 4
+
+
 async def test_changes_are_told(api: FakeApi, start: Start) -> None:
     async with start() as fed:
         await until("complete", fed.feed.complete.is_set)
@@ -153,3 +163,27 @@ async def test_the_lease_is_told_and_nobody_elses(api: FakeApi, start: Start) ->
         api.put(lease)
         await until("told", lambda: fed.beats)
         assert fed.news == []
+
+
+async def test_what_kopf_lists_while_our_list_is_under_way_is_listed_again(
+    api: FakeApi, start: Start, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object may go between our list and kopf's, and neither tells: kopf's next watch begins after it."""
+    api.put(serving())
+    api.put(child("llama-engine"))
+    pages, meanwhile = cluster.pages, list[str]()
+
+    async def then_it_goes(kind: kinds.Kind, **options: str | None) -> AsyncIterator[tuple[list[Manifest], str]]:
+        async for page in pages(kind, **options):  # type: ignore[arg-type]  # as they were given
+            if kind is SERVICE and meanwhile == ["armed"]:
+                meanwhile.append("gone")
+                api.remove(SERVICE, "llama-engine", "ns", silently=True)
+                fed.feed._seen("GET", SERVICE.path(), False)
+            yield page
+
+    monkeypatch.setattr(cluster, "pages", then_it_goes)
+    async with start() as fed:
+        await until("it is known", lambda: "llama-engine" in fed.names())
+        meanwhile.append("armed")
+        fed.feed._seen("GET", SERVICE.path(), False)
+        await until("it is not known any more", lambda: "llama-engine" not in fed.names())

@@ -57,6 +57,17 @@ def test_a_key_never_has_two_workers_and_news_meanwhile_are_run_afterwards(queue
     assert pop(queue) is None
 
 
+def test_what_a_person_waits_for_goes_before_all_that_is_overdue(queue: WorkQueue, time: Time) -> None:
+    for key in "abcd":
+        queue.add(key)
+    time.now += 1
+    queue.add("c", urgent=True)  # queued already
+    queue.add("e", urgent=True)
+    time.now += 1
+    queue.add("c", urgent=True)  # again: it keeps its place
+    assert [pop(queue) for _ in range(6)] == ["c", "e", "a", "b", "d", None]
+
+
 def test_news_about_children_run_a_key_once_a_spacing(queue: WorkQueue, time: Time) -> None:
     queue.add("a")
     assert pop(queue) == "a"

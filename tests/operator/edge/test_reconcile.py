@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from halffull_operator import kinds, labels
-from halffull_operator.cache import Cache
+from halffull_operator.cache import Cache, object_key
 from halffull_operator.cluster import RETRIES, Cluster
 from halffull_operator.config import load_config
 from halffull_operator.errors import ApiError
@@ -43,7 +43,10 @@ class World:
     def watch(self) -> None:
         """What the watches would have told by now."""
         for kind in (kinds.SERVING, *kinds.CHILDREN, kinds.POD, kinds.CLAIM):
-            self.cache.replace(kind, self.api.all(kind), version=str(self.api.version))
+            there = self.api.all(kind)
+            for one in there:
+                self.cache.see(kind, one)
+            self.cache.retain(kind, [object_key(kind, one) for one in there], version=str(self.api.version))
 
     def put(self, manifest: Manifest) -> str:
         uid = str(self.api.put(manifest)["metadata"]["uid"])
@@ -282,3 +285,35 @@ async def test_a_repair_is_told_from_an_edit(world: World) -> None:
     assert (await world.reconciler.reconcile(uid)).repaired
     world.put({**world.body(), "spec": {**world.body()["spec"], "replicas": 3}})
     assert not (await world.reconciler.reconcile(uid)).repaired
+
+
+async def test_a_failure_of_one_kind_alone_stops_no_other_and_is_told_once_it_lasts(world: World) -> None:
+    """As by a webhook that is down."""
+    uid = world.put(serving("llama", "ns"))
+    world.api.fault = lambda request: (
+        refused(500, "InternalError", "failed calling webhook w")
+        if request.method == "PATCH" and "/statefulsets/" in request.path
+        else None
+    )
+    for _ in range(3):
+        assert condition(world.body(), "Applied") == {}
+        with pytest.raises(ApiError, match="failed calling webhook w"):
+            await world.reconciler.reconcile(uid)
+        world.watch()
+    assert {child["kind"] for child in world.children()} == ALWAYS - {"StatefulSet"}
+    applied = condition(world.body(), "Applied")
+    assert (applied["status"], applied["reason"]) == ("False", "InternalError")
+    assert applied["message"] == "StatefulSet llama-engine: failed calling webhook w"
+    world.api.fault = lambda _: None
+    await world.reconciler.reconcile(uid)
+    assert condition(world.body(), "Applied")["reason"] == "Applied"
+
+
+async def test_an_ill_server_is_left_in_peace(world: World) -> None:
+    uid = world.put(serving("llama", "ns"))
+    world.api.fault = lambda request: refused(500, "InternalError") if request.method == "PATCH" else None
+    for _ in range(4):
+        world.api.requests.clear()
+        with pytest.raises(ApiError):
+            await world.reconciler.reconcile(uid)
+        assert world.api.count("PATCH", "") <= 3 * (1 + len(RETRIES))

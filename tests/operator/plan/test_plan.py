@@ -251,6 +251,7 @@ class TestClaims:
             self.claim("cache-llama-engine-3", "50Gi", deletionTimestamp="2026-01-01T00:00:00Z"),
             self.claim("cache-llama-engine-extra-0", "50Gi"),
             self.claim("other-llama-engine-0", "50Gi"),
+            self.claim("cache-llama-engine-4", "50Gi") | {"status": {"phase": "Pending"}},  # it would be refused
         ]
         assert planned(world) == (GrowClaim("cache-llama-engine-0", "100Gi"),)
 

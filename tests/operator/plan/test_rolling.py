@@ -9,7 +9,7 @@ from halffull_operator.labels import TEMPLATE_HASH
 from halffull_operator.plan import Apply, OrphanAndRecreate, plan
 from halffull_operator.rolling import BECAUSE, because, is_held
 from tests.operator.compare.server import stored, write
-from tests.operator.plan.world import World, engine_set, template_container
+from tests.operator.plan.world import World, engine_pod, engine_set, template_container
 
 
 def planned(world: World, *, full: bool = False) -> list[Any]:
@@ -71,6 +71,56 @@ def test_an_immutable_field_after_an_upgrade_keeps_the_template() -> None:
     assert template_container(action.manifest)["image"] == "vllm:1"
 
 
+def taken_by(world: World, manager: str, path: tuple[str, ...]) -> None:
+    """Somebody else wrote to a field of the pod template's container, and has it now."""
+    entry = world.engines["metadata"]["managedFields"][0]
+    item = 'k:{"name":"engine"}'
+    above: Any = entry["fieldsV1"]
+    for step in ("f:spec", "f:template", "f:spec", "f:containers", item, *path[:-1]):
+        above = above[step]
+    del above[path[-1]]
+    theirs: Any = {path[-1]: {}}
+    for step in reversed(("f:spec", "f:template", "f:spec", "f:containers", item, *path[:-1])):
+        theirs = {step: theirs}
+    world.engines["metadata"]["managedFields"].append(
+        {"manager": manager, "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": theirs}
+    )
+
+
+@pytest.mark.parametrize("path", [("f:image",), ("f:env", 'k:{"name":"A"}', "f:value")])
+def test_a_hand_in_the_pods_after_an_upgrade_is_put_right_by_the_newer_template(path: tuple[str, ...]) -> None:
+    world = World()
+    upgraded(world)
+    template_container(world.engines)["image"] = "foreign:1"
+    template_container(world.engines)["env"][0]["value"] = "foreign"
+    template_container(world.manifests[0])["env"][0]["value"] = "ours"
+    taken_by(world, "kubectl-set", path)
+    assert not is_held(world.manifests[0], world.engines)
+    assert template_container(engines(world).manifest)["image"] == "vllm:2"
+
+
+def test_an_addition_that_the_newer_template_has_too_rolls_nothing() -> None:
+    """Somebody's variable and priority class are not ours, and an upgrade is no reason to fight for them."""
+    world = World()
+    upgraded(world)
+    template_container(world.manifests[0])["env"].append({"name": "ADDED", "value": "ours"})
+    template_container(world.engines)["env"].append({"name": "ADDED", "value": "theirs"})
+    world.engines["spec"]["template"]["spec"]["priorityClassName"] = "theirs"
+    fields = {"f:priorityClassName": {}, "f:containers": {'k:{"name":"engine"}': {"f:env": {}}}}
+    added = fields["f:containers"]['k:{"name":"engine"}']["f:env"]
+    added['k:{"name":"ADDED"}'] = {".": {}, "f:name": {}, "f:value": {}}
+    world.engines["metadata"]["managedFields"].append(
+        {
+            "manager": "kubectl-edit",
+            "operation": "Update",
+            "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:spec": {"f:template": {"f:spec": fields}}},
+        }
+    )
+    assert is_held(world.manifests[0], world.engines)
+    assert engines(world) is None
+
+
 def test_the_next_edit_brings_the_newer_template() -> None:
     world = World()
     upgraded(world)
@@ -80,19 +130,27 @@ def test_the_next_edit_brings_the_newer_template() -> None:
     assert action.manifest["metadata"]["annotations"][TEMPLATE_HASH] == "t-2"
     assert action.manifest["metadata"]["annotations"][BECAUSE] == "image vllm:1 → vllm:2, priorityClassName, env B"
     world.apply(action.manifest)
+    world.engines["status"]["updateRevision"] = "r-2"
     assert planned(world) == []
 
 
-def test_the_reason_of_the_last_roll_stays_when_something_else_is_applied() -> None:
+def test_the_reason_of_a_roll_stays_until_it_is_through() -> None:
     world = World()
     world.manifests[0] = engine_set(inputs="in-2", template="t-2")
     template_container(world.manifests[0])["args"] = ["serve", "m", "--max-num-seqs=128"]
     action = engines(world)
     assert action.manifest["metadata"]["annotations"][BECAUSE] == "args --max-num-seqs"
     world.apply(action.manifest)
+    world.engines["status"]["updateRevision"] = "r-2"
     world.manifests[0]["spec"]["replicas"] = 5
     action = engines(world)
     assert action.manifest["metadata"]["annotations"][BECAUSE] == "args --max-num-seqs"
+    world.apply(action.manifest)
+    world.engines["status"]["updateRevision"] = "r-2"
+    world.pods = [engine_pod(number, revision="r-2") for number in range(4)]
+    assert engines(world) is None
+    world.pods.append(engine_pod(4, revision="r-2"))
+    assert BECAUSE not in engines(world).manifest["metadata"]["annotations"]
     world.apply(action.manifest)
     assert planned(world) == []
 

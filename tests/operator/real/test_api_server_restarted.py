@@ -8,7 +8,7 @@ import pytest
 from halffull_operator import kinds
 from tests.operator.conftest import StartOperator, prepared_plane
 from tests.operator.kube import Api, ControlPlane, wait_until
-from tests.operator.servings import says, serving
+from tests.operator.servings import serving, wait_ready
 
 pytestmark = pytest.mark.timeout(600)
 DEPLOYMENT = kinds.named("apps/v1", "Deployment")
@@ -21,32 +21,32 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
 
 
-@pytest.mark.parametrize("down_for", [0.0, 20.0])
 def test_edits_and_drift_after_it_are_seen(
-    plane: ControlPlane, admin: Api, namespace: str, operators: StartOperator, down_for: float
+    plane: ControlPlane, admin: Api, namespace: str, operators: StartOperator
 ) -> None:
     operator = operators()
-    admin.apply(serving("llama", namespace))
-    wait_until(
-        "it converges",
-        lambda: says(admin.must_get(kinds.SERVING, "llama", namespace), Ready="True", Applied="True"),
-        within=60,
-    )
-    before = admin.must_get(DEPLOYMENT, "llama-gateway", namespace)["metadata"]["uid"]
-    plane.restart_api_server(down_for=down_for)
-    began = time.monotonic()
-    admin.delete(DEPLOYMENT, "llama-gateway", namespace)
-    admin.merge(kinds.SERVING, "llama", {"spec": {"replicas": 3}}, namespace)
-    wait_until(
-        "the edit lands",
-        lambda: admin.must_get(kinds.STATEFUL_SET, "llama-engine", namespace)["spec"]["replicas"] == 3,
-        within=90,
-    )
-    wait_until(
-        "the drift is repaired",
-        lambda: admin.must_get(DEPLOYMENT, "llama-gateway", namespace)["metadata"]["uid"] != before,
-        within=90,
-    )
-    assert time.monotonic() - began < 90
+    admin.apply(serving("llama", namespace, replicas=1))
+    wait_ready(admin, namespace, "llama")
+    for replicas, down_for in ((2, 0.0), (3, 20.0)):
+        before = admin.must_get(DEPLOYMENT, "llama-gateway", namespace)["metadata"]["uid"]
+        plane.restart_api_server(down_for=down_for)
+        began = time.monotonic()
+        admin.delete(DEPLOYMENT, "llama-gateway", namespace)
+        admin.merge(kinds.SERVING, "llama", {"spec": {"replicas": replicas}}, namespace)
+        wait_until(
+            "the edit lands",
+            lambda replicas=replicas: (
+                admin.must_get(kinds.STATEFUL_SET, "llama-engine", namespace)["spec"]["replicas"] == replicas
+            ),
+            within=90,
+        )
+        wait_until(
+            "the drift is repaired",
+            lambda before=before: admin.must_get(DEPLOYMENT, "llama-gateway", namespace)["metadata"]["uid"] != before,
+            within=90,
+        )
+        took = time.monotonic() - began
+        print(f"down for {down_for:.0f} s: all is seen {took:.0f} s after it is back")  # noqa: T201  a figure to read
+        assert took < 90
     assert operator.running()
     assert operator.http("/healthz") == (200, "ok\n")

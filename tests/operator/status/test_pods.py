@@ -20,6 +20,11 @@ def waiting(reason: str, message: str = "", **rest: Any) -> dict[str, Any]:
     )
 
 
+def well_but(ready: dict[str, Any]) -> dict[str, Any]:
+    """Every container is ready, and the pod is what its condition says."""
+    return engine_pod(0, conditions=[{"type": "PodScheduled", "status": "True"}, ready])
+
+
 CRASH = {"terminated": {"exitCode": 1, "reason": "Error", "message": "INFO x\nTraceback\nValueError: no such model\n"}}
 SCHEDULER = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available."
 
@@ -122,6 +127,9 @@ SCHEDULER = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption:
             "is being created",
         ),
         (gateway_pod(0, ready=False), "Starting", "container gateway: starts"),
+        # What is left of a pod whose node is lost: Kubernetes sets its Ready alone.
+        (well_but({"type": "Ready", "status": "False"}), "NotReady", "node-1 is not heard from: is it down?"),
+        (well_but({"type": "Ready", "status": "False", "message": "a gate is shut"}), "NotReady", "a gate is shut"),
     ],
 )
 def test_reason_and_words(pod: dict[str, Any], reason: str, message: str) -> None:

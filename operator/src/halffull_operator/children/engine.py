@@ -39,7 +39,7 @@ from halffull_operator.labels import (
 )
 from halffull_operator.spec import LLMServing
 from halffull_operator.spec_model import source_of
-from halffull_operator.spec_types import seconds, written
+from halffull_operator.spec_types import Toleration, seconds, written
 
 CONTAINER: Final = "engine"
 PORT_NAME: Final = "engine"
@@ -71,7 +71,7 @@ def engine_inputs(serving: LLMServing) -> str:
 def stateful_set(family: Family, settings: EngineSettings) -> Manifest:
     """The engines."""
     serving = family.serving
-    template = patched(_template(family, settings), settings.pod_templates)
+    template = patched(_template(family, settings), settings.pod_templates, config=family.config)
     cache = serving.spec.model.cache
     retention: Manifest = {}
     claims: Manifest = {}
@@ -129,7 +129,7 @@ def _template(family: Family, settings: EngineSettings) -> Manifest:
     engine = serving.spec.engine
     restarted = {RESTARTED_AT: serving.restarted_at} if serving.restarted_at else {}
     init = [_plugin(family)] if has_plugin(serving) else []
-    tolerations = [written(toleration) for toleration in settings.tolerations]
+    tolerations = [_toleration(toleration) for toleration in settings.tolerations]
     return {
         "metadata": family.pod_metadata(ENGINE, restarted),
         "spec": {
@@ -138,7 +138,8 @@ def _template(family: Family, settings: EngineSettings) -> Manifest:
             "terminationGracePeriodSeconds": grace_seconds(serving),
             "securityContext": family.pod_security(),
             "topologySpreadConstraints": spread(family.engines),
-            **({"serviceAccountName": engine.service_account_name} if engine.service_account_name else {}),
+            # Always written: from a template that leaves it out the API server removes none that was there before.
+            "serviceAccountName": engine.service_account_name or "default",
             **({"runtimeClassName": settings.runtime_class_name} if settings.runtime_class_name else {}),
             **({"nodeSelector": settings.node_selector} if settings.node_selector else {}),
             **({"tolerations": tolerations} if tolerations else {}),
@@ -148,6 +149,11 @@ def _template(family: Family, settings: EngineSettings) -> Manifest:
             "volumes": _volumes(serving, settings),
         },
     }
+
+
+def _toleration(toleration: Toleration) -> Manifest:
+    """Without an empty value: the API server keeps none, and the list is compared as a whole."""
+    return {key: value for key, value in written(toleration).items() if value != ""}
 
 
 def _engine(family: Family, settings: EngineSettings) -> Manifest:

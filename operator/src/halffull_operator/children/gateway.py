@@ -41,7 +41,8 @@ def deployment(family: Family) -> Manifest:
     pooled = gateway.mode == "InferencePool"
     template = _pool_template(family) if pooled else _template(family)
     if not pooled:
-        template = patched(template, [("spec.gateway.managed.podTemplate", gateway.effective.pod_template)])
+        patch = ("spec.gateway.managed.podTemplate", gateway.effective.pod_template)
+        template = patched(template, [patch], config=family.config)
     return family.child(
         "apps/v1",
         "Deployment",

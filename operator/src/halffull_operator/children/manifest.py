@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from halffull_operator.config import OperatorConfig
-from halffull_operator.engine_settings import resources_of
+from halffull_operator.engine_settings import image, resources_of
 from halffull_operator.labels import API_VERSION, ENGINE, GATEWAY, KIND, child_labels, selector
 from halffull_operator.mistakes import Mistake, dotted
 from halffull_operator.names import Names
@@ -115,8 +115,12 @@ class Family:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def patched(template: Manifest, patches: Iterable[tuple[str, Mapping[str, Any]]]) -> Manifest:
+def patched(
+    template: Manifest, patches: Iterable[tuple[str, Mapping[str, Any]]], *, config: OperatorConfig
+) -> Manifest:
     """A pod template with the escape hatches laid over it, each given with the field that it is from.
+
+    Their images come from the configured registry too.
 
     Raises:
         SpecError: a patch that cannot be merged.
@@ -126,7 +130,25 @@ def patched(template: Manifest, patches: Iterable[tuple[str, Mapping[str, Any]]]
             template = merge(template, patch)
         except Mistake as mistake:
             raise SpecError(dotted((where, *mistake.path)), mistake.message) from None
-    return template
+    pod = dict(template["spec"])
+    for group in ("initContainers", "containers"):
+        if group in pod:
+            pod[group] = [_from_registry(container, "image", config) for container in pod[group]]
+    if "volumes" in pod:
+        pod["volumes"] = [
+            {
+                name: _from_registry(value, "reference", config) if name == "image" else value
+                for name, value in one.items()
+            }
+            for one in pod["volumes"]
+        ]
+    return {**template, "spec": pod}
+
+
+def _from_registry(thing: Any, key: str, config: OperatorConfig) -> Any:
+    if not isinstance(thing, dict) or not isinstance(thing.get(key), str):
+        return thing  # as a person wrote it, for the API server to refuse
+    return {**thing, key: image(thing[key], config)}
 
 
 def digest(value: Any) -> str:

@@ -33,7 +33,11 @@ def pod_monitor(family: Family) -> Manifest:
         labels=family.serving.spec.monitoring.pod_monitor.labels,
         spec={
             "selector": {"matchLabels": {SERVING: family.names.base}},
-            "podMetricsEndpoints": [{"port": name, "path": path} for name, path in ports],
+            "podMetricsEndpoints": [
+                # The picker says by a label `endpoint` which engine it speaks of; the Prometheus Operator has its own.
+                {"port": name, "path": path, **({"honorLabels": True} if name == "metrics" else {})}
+                for name, path in ports
+            ],
         },
     )
 
