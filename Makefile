@@ -37,7 +37,7 @@ test-vllm: .venv-vllm/newest/.ready .venv-vllm/oldest/.ready  ## LARRY in real v
 
 test-operator: $(VENV)/.ready  ## the operator on a real API server, which hack/cluster builds with Go the first time
 	hack/cluster/cluster build kwok
-	$(BIN)/pytest -m operator tests/operator $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m operator tests/operator $(ARGS)
 
 soak: $(VENV)/.ready  ## the long waits: silences of minutes, 20-minute streams, keep-alive races
 	$(BIN)/pytest -n 5 -m soak --timeout 1800 tests/extproc/soak $(ARGS)

@@ -1,8 +1,8 @@
 """The CRD in the cluster: raised at start to the schema that this operator knows, and never lowered.
 
 Helm installs the CRD once and never touches it again, so an upgrade of the chart alone would leave an old schema, which
-drops new fields at the next write of any stored object. And a rollback must not bring the old one back, for the same
-reason.
+drops new fields at the next write of any stored object. And nothing must bring the old one back, for the same reason:
+so the operator holds the schema as its own, and who installs another one (Helm 4 applies it) gets a conflict.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import structlog
 from halffull_operator import kinds, labels
 from halffull_operator.errors import ApiError
 from halffull_operator.kinds import Kind, Manifest
+from halffull_operator.ownership import FIELD_MANAGER
 
 CRD_NAME: Final = f"{labels.PLURAL}.{labels.GROUP}"
 _WAIT: Final = 5.0  # s between two looks for a CRD that is not there yet
@@ -45,8 +46,13 @@ def established(crd: Manifest) -> bool:
     )
 
 
+def held(crd: Manifest) -> bool:
+    """Whether an operator has applied it."""
+    return any(entry.get("manager") == FIELD_MANAGER for entry in crd["metadata"].get("managedFields") or ())
+
+
 async def ensure(api: Api, own: Manifest, *, said: Callable[[str], None] = lambda _: None) -> bool:
-    """Wait until the CRD is there and served, and raise it if it is older than `own`. True: it was raised.
+    """Wait until the CRD is there and served, raise it if it is older than `own`, and hold it. True: it was raised.
 
     Args:
         api: the API server.
@@ -56,7 +62,7 @@ async def ensure(api: Api, own: Manifest, *, said: Callable[[str], None] = lambd
     Raises:
         ApiError: the API server refused in a way that waiting does not heal.
     """
-    raised = False
+    raised = holding = False
     while True:
         try:
             found = await api.get(kinds.CRD, CRD_NAME)
@@ -66,6 +72,10 @@ async def ensure(api: Api, own: Manifest, *, said: Callable[[str], None] = lambd
                 await api.apply(own)
                 raised = True
                 _log.info("the CRD was raised", before=revision(found), now=revision(own))
+                continue
+            elif revision(found) == revision(own) and not (holding or held(found)):
+                await api.apply(own)
+                holding = True
                 continue
             elif established(found):
                 return raised

@@ -152,6 +152,7 @@ def test_every_example_of_values_fits(path: Path) -> None:
 
 def test_the_crd_is_the_repository_s() -> None:
     name = "llmservings.serving.halffull.dev.yaml"
+    assert [file.name for file in (CHART / "crds").iterdir()] == [name]
     assert (CHART / "crds" / name).read_text() == (REPOSITORY / "crds" / name).read_text()
     made = subprocess.run(
         [sys.executable, "-m", "halffull_operator.crd"], capture_output=True, text=True, check=True, timeout=60

@@ -12,12 +12,16 @@ from tests.operator.edge.conftest import until
 from tests.operator.edge.fake_api import FakeApi, refused
 
 
-def crd(revision: int | str | None, *, established: bool = True) -> Manifest:
+def crd(revision: int | str | None, *, established: bool = True, manager: str = "halffull-operator") -> Manifest:
     annotations = {} if revision is None else {labels.SCHEMA_REVISION: str(revision)}
     return {
         "apiVersion": kinds.CRD.api_version,
         "kind": kinds.CRD.kind,
-        "metadata": {"name": raise_crd.CRD_NAME, "annotations": annotations},
+        "metadata": {
+            "name": raise_crd.CRD_NAME,
+            "annotations": annotations,
+            "managedFields": [{"manager": manager, "operation": "Apply"}],
+        },
         "spec": {"of": revision},
         "status": {"conditions": [{"type": "Established", "status": str(established)}]},
     }
@@ -41,6 +45,13 @@ async def test_the_same_or_a_newer_one_is_left_alone(api: FakeApi, cluster: Clus
     api.put(crd(old))
     assert not await raise_crd.ensure(cluster, crd(2))
     assert api.count("PATCH", "customresourcedefinitions") == 0
+
+
+@pytest.mark.parametrize(("old", "calls"), [(2, 1), (3, 0)])
+async def test_the_same_is_held_and_a_newer_one_is_not(api: FakeApi, cluster: Cluster, old: int, calls: int) -> None:
+    api.put(crd(old, manager="helm"))
+    assert not await raise_crd.ensure(cluster, crd(2))
+    assert api.count("PATCH", "customresourcedefinitions") == calls
 
 
 async def test_one_that_is_missing_is_waited_for_and_never_made(api: FakeApi, cluster: Cluster) -> None:
