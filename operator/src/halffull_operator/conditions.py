@@ -30,7 +30,7 @@ GOOD: Final = frozenset(
     {"Serving", "AllReady", "ScaledToZero", "Complete", "Applied", "UpToDate", "NoGateway", "Paused", "NewerTemplate"}
 )
 """Reasons that worry nobody."""
-PASSING: Final = frozenset({"RollingOut", "Scaling", "Starting", "Applying", "ModelLoading", "NotObserved"})
+PASSING: Final = frozenset({"RollingOut", "Scaling", "Starting", "Applying", "ModelLoading"})
 """Reasons that go by themselves."""
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from halffull_operator import claims
-from halffull_operator.conditions import Clock, Event, condition, events, trim
+from halffull_operator.conditions import PASSING, Clock, Event, condition, events, trim
 from halffull_operator.labels import COMPONENT, ENGINE, GATEWAY, PAUSED, RESTARTED_AT
 from halffull_operator.look import Look
 from halffull_operator.observed import Manifest, Observed
@@ -214,7 +214,7 @@ def _gateway(look: Look) -> Verdict:
         return "False", "RouteNotAccepted", refused
     bad = next((pod for pod in look.unwell if pod in look.gateways), None)
     if bad is not None:
-        return "True", "Degraded", _said(bad)
+        return "True", bad.reason if bad.reason in PASSING else "Degraded", _said(bad)
     return "True", "AllReady", "the gateway is ready"
 
 

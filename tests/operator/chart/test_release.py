@@ -31,6 +31,8 @@ NothingChanged = Callable[[], None]
 
 def test_the_life_of_a_release(bare: ControlPlane, tmp_path: Path) -> None:
     admin = bare.admin
+    admin.delete(kinds.CRD, CRD_NAME)  # of another test of this package
+    wait_until("there is no CRD", lambda: admin.get(kinds.CRD, CRD_NAME) is None, within=60)
     optional_apis.install(admin)
     release = Release(bare, tmp_path, name="halffull")
     older = earlier_chart(tmp_path)

@@ -29,10 +29,19 @@ def test_one_that_starts_is_no_trouble() -> None:
 
 def test_with_one_of_two_it_is_ready_and_says_so() -> None:
     world = World()
-    world.pods[3] = gateway_pod(1, ready=False)
+    runs = container("envoy", started=True, state={"running": {}})
+    world.pods[3] = gateway_pod(1, ready=False, containerStatuses=[runs])
     found = verdicts(said(world))
     assert found["GatewayReady"] == ("True", "Degraded")
     assert found["Ready"] == ("True", "Serving")
+
+
+def test_with_one_of_two_that_only_starts_nobody_is_warned() -> None:
+    world = World()
+    world.pods[3] = gateway_pod(1, ready=False)
+    found = said(world)
+    assert verdicts(found)["GatewayReady"] == ("True", "Starting")
+    assert [event.type for event in events({}, found)] == []
 
 
 def test_a_roll_of_its_pods_is_progress_and_no_outage() -> None:
