@@ -265,8 +265,8 @@ def judge(figures: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     ]
 
 
-def main() -> int:
-    """Measure, print, write; 1 when a budget is exceeded."""
+def main() -> None:
+    """Measure, print, write, and say which budgets hold: a figure never fails a run."""
     parser = argparse.ArgumentParser(prog="make bench-operator", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="60 LLMServings, about a minute: CI runs it")
     parser.add_argument("--servings", type=int, help="so many instead")
@@ -287,11 +287,9 @@ def main() -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(figures, indent=2) + "\n")
     print(options.out.read_text())
-    budgets = judge(figures)
-    for what, found, allowed in budgets:
+    for what, found, allowed in judge(figures):
         print(f"{'ok  ' if found <= allowed else 'OVER'} {found:>8} ≤ {allowed:<8} {what}")
-    return int(any(found > allowed for _, found, allowed in budgets))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
