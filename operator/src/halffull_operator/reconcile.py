@@ -137,7 +137,7 @@ class Reconciler:
             execution = await self._executor.run(actions, owner=body, observed=observed)
             if execution.over:
                 return Result(gone=True)
-            self._note(uid, execution)
+            self._note(uid, execution, full=full)
             if (failed := execution.retry) is not None and failed.unreachable and not self._lasts(uid, failed):
                 raise failed
             observed = await self._observe(body, serving)
@@ -172,7 +172,7 @@ class Reconciler:
         )
         return await self._lookups.complete(uid, observed, uri=serving.spec.model.uri)
 
-    def _note(self, uid: str, execution: Execution) -> None:
+    def _note(self, uid: str, execution: Execution, *, full: bool) -> None:
         """Remember what the API server made of our applies, and whether it got us further."""
         self._ill[uid] = self._ill.get(uid, 0) + 1 if execution.ill else 0
         if execution.retry is not None:
@@ -181,7 +181,8 @@ class Reconciler:
         for action, answer in execution.done:
             if answer is not None and isinstance(action, Apply | OrphanAndRecreate):
                 settled[key_of(action.manifest)] = after_apply(action.manifest, answer)
-                self._passed.setdefault(uid, set()).add(key_of(action.manifest))
+                if full:
+                    self._passed.setdefault(uid, set()).add(key_of(action.manifest))
 
     def _lasts(self, uid: str, error: ApiError) -> bool:
         """Whether the server has failed for long enough that a person should see it: a webhook may be down."""

@@ -94,6 +94,19 @@ async def test_hourly_everything_is_applied(world: World) -> None:
     assert not result.repaired
 
 
+async def test_hourly_that_includes_what_was_edited_meanwhile(world: World) -> None:
+    uid = world.put(serving("llama", "ns"))
+    await world.reconciler.reconcile(uid)
+    world.api.put({**world.body(), "spec": {**world.body()["spec"], "routing": {"policy": "LeastRequest"}}})
+    world.watch()
+    await world.reconciler.reconcile(uid)
+    world.watch()
+    world.seconds += FULL_EVERY + 1
+    before = world.api.count("PATCH", "configmaps")
+    await world.reconciler.reconcile(uid)
+    assert world.api.count("PATCH", "configmaps") == before + 1
+
+
 async def test_before_anything_is_made_the_serving_is_looked_at_again(world: World) -> None:
     """The cache may be behind: children of what is gone would be collected, told, made again, …"""
     uid = world.put(serving("llama", "ns"))

@@ -6,7 +6,7 @@ import gc
 import resource
 from typing import Final
 
-from halffull_extproc import log  # first: see there
+from halffull_extproc import log
 from halffull_extproc.commands import source
 
 EPILOG: Final = """\
