@@ -7,7 +7,6 @@ process that has them (Python's forkserver).
 import multiprocessing
 import os
 import runpy
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ import yaml
 
 from halffull_operator.kinds import Manifest
 from tests.operator.kube import wait_until
+from tests.ports import free_port
 
 CONFIG: Manifest = {
     "images": {
@@ -31,13 +31,6 @@ CONFIG: Manifest = {
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["pytest", "halffull_operator.app", "halffull_operator.cli"])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class OperatorProcess:

@@ -4,10 +4,8 @@ import contextlib
 import importlib.metadata
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+
+from tests.ports import free_ports
 
 from . import tiny_model
 
@@ -309,19 +309,6 @@ def running(setup: Setup, launcher: Launcher, folder: Path) -> Iterator[Server]:
         yield server
     finally:
         server.stop()
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` neighbouring free ports, below those that the kernel gives to outgoing connections."""
-    while True:
-        first = random.randrange(18000, 30000)
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return first
 
 
 def _shared_memory(group: int) -> set[Path]:

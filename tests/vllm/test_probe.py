@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_ports
+
 from . import serving
-from .serving import Server, free_ports
+from .serving import Server
 
 HALFFULL = Path(__file__).parents[2] / ".venv" / "bin" / "halffull"
 SERVER = serving.larry("--no-enable-prefix-caching", name="LARRY")  # the emulated engine has none

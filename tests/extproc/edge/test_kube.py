@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from halffull_extproc.discovery.kube import KubeError, Watcher, connect, own_namespace
+from tests.ports import free_port
 
 from .kube_api import FakeApi, client_of, kube_api
-from .ports import free_port
 from .waiting import until
 
 PODS = "/api/v1/namespaces/ns/pods"

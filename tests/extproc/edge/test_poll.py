@@ -8,10 +8,10 @@ import pytest
 
 from halffull_extproc.poll import PollConfig
 from halffull_extproc.pool import Source
+from tests.ports import free_ports
 
 from .engines import Engine, always, engine, http
 from .polling import at, polling
-from .ports import free_ports
 from .reports import report
 from .waiting import until
 

@@ -9,10 +9,10 @@ import pytest
 from halffull_extproc import poll_target
 from halffull_extproc.poll import PollConfig
 from halffull_extproc.pool import Source
+from tests.ports import free_port
 
 from .engines import Engine, abort, always, engine, http, never
 from .polling import at, polling
-from .ports import free_port
 from .reports import report
 from .waiting import until
 

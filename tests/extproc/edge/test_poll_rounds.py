@@ -8,10 +8,10 @@ from typing import Any
 from halffull_extproc.endpoint import Health
 from halffull_extproc.poll import PollConfig, Poller
 from halffull_extproc.pool import Source
+from tests.ports import free_port
 
 from .engines import Engine, always, engine, http
 from .polling import REPORTS, Pool, at, polling
-from .ports import free_port
 from .reports import report
 from .waiting import until
 

@@ -8,10 +8,10 @@ import structlog
 
 from halffull_extproc import poll_target
 from halffull_extproc.endpoint import Health
+from tests.ports import free_port
 
 from .engines import Engine, abort, always, engine, http, never, reset
 from .polling import at, polling
-from .ports import free_port
 from .reports import report
 from .waiting import until
 

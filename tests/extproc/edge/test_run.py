@@ -22,8 +22,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from halffull_extproc.app import DRAIN
 from halffull_extproc.cli import main
 from tests.extproc.envoy.stack import Envoy, eventually
+from tests.ports import free_port
 
-from .ports import free_port
 from .reports import REPORT
 
 

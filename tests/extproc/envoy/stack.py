@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
@@ -29,6 +28,7 @@ from halffull_extproc.tls import SelfSigned, TlsFiles
 from halffull_extproc.xds.ads import AdsServer
 from halffull_extproc.xds.bootstrap import bootstrap
 from halffull_extproc.xds.gateway_config import GatewayConfig
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from halffull_extproc.xds.access_log import AccessLogEntry
@@ -36,14 +36,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ENVOY = Path(sys.executable).with_name("envoy")
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """Find a port that is free now; take port 0 instead wherever the other side can say what it got."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
-        found.bind((host, 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 async def eventually(

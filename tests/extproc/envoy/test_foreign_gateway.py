@@ -14,7 +14,8 @@ import yaml
 
 from halffull_extproc.endpoint import Endpoint
 from halffull_extproc.tls import SelfSigned
-from tests.extproc.envoy.stack import Engine, Envoy, Gateway, Picker, eventually, free_port, lines, pattern
+from tests.extproc.envoy.stack import Engine, Envoy, Gateway, Picker, eventually, lines, pattern
+from tests.ports import free_port
 
 SIZES = [0, 1, 128 * 1024, 1024 * 1024, 5 * 1024 * 1024]
 StartForeign = Callable[..., Awaitable[Gateway]]

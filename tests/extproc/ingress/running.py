@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,6 +13,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from yarl import URL
+
+from tests.ports import free_ports
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 BIN = Path(sys.executable).parent
@@ -39,13 +40,10 @@ class Ports:
     free: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        with contextlib.ExitStack() as sockets:
-            for name, port in list(vars(self).items()):
-                if name != "free":
-                    listener = sockets.enter_context(socket.socket())
-                    listener.bind(("127.0.0.1", 0))
-                    self.free[port] = listener.getsockname()[1]
-                    setattr(self, name, self.free[port])
+        names = [name for name in vars(self) if name != "free"]
+        for free, name in enumerate(names, free_ports(len(names))):
+            self.free[getattr(self, name)] = free
+            setattr(self, name, free)
 
     def put_into(self, text: str) -> str:
         return re.sub(r"\b\d{4}\b", lambda match: str(self.free.get(int(match[0]), match[0])), text)
@@ -206,6 +204,7 @@ class Stack:
     async def started_picker(self, folder: Path) -> AsyncIterator[None]:
         run = (PICKER, "run", "--config", folder / "picker.yaml")
         async with program(*run, log=folder / "picker.log") as self.picker:
+            await _answers(self.client, f"http://127.0.0.1:{self.ports.metrics}/status.json", process=self.picker)
             yield
 
     async def kill_picker(self) -> None:
@@ -214,11 +213,12 @@ class Stack:
         await self.picker.wait()
 
 
-async def _envoy_is_ready(client: aiohttp.ClientSession, port: int) -> None:
+async def _answers(client: aiohttp.ClientSession, url: str, *, process: asyncio.subprocess.Process) -> None:
     async with asyncio.timeout(DEADLINE):
         while True:
+            assert process.returncode is None, f"ended with {process.returncode} before {url} answered"
             with contextlib.suppress(aiohttp.ClientError):
-                async with client.get(f"http://127.0.0.1:{port}/ready") as response:
+                async with client.get(url) as response:
                     if response.status == 200:
                         return
             await asyncio.sleep(0.02)
@@ -246,6 +246,6 @@ async def running(
         if picker:
             await things.enter_async_context(stack.started_picker(folder))
         run_envoy = (ENVOY, "-c", folder / envoy, "--concurrency", "1", "--disable-hot-restart", "-l", "warning")
-        await things.enter_async_context(program(*run_envoy, log=folder / "envoy.log"))
-        await _envoy_is_ready(client, ports.admin)
+        process = await things.enter_async_context(program(*run_envoy, log=folder / "envoy.log"))
+        await _answers(client, f"http://127.0.0.1:{ports.admin}/ready", process=process)
         yield stack

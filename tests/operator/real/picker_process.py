@@ -12,8 +12,8 @@ from pathlib import Path
 
 from halffull_operator.kinds import Manifest
 from tests.operator.kube import ControlPlane
-from tests.operator.process import free_port
 from tests.operator.real import picker_here
+from tests.ports import free_port
 
 
 class PickerProcess:

@@ -16,6 +16,7 @@ from vllm.v1.request import RequestStatus
 
 import halffull_larry
 from halffull_larry.config import ConfigError
+from tests import ports
 
 from .engine import Engine, Setup, make_request, make_scheduler, vllm_config
 
@@ -25,10 +26,7 @@ UNKNOWN = "99.1.0"
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as first:
-        first.bind(("127.0.0.1", 0))
-        return int(first.getsockname()[1])
+    return ports.free_port()
 
 
 @pytest.fixture
