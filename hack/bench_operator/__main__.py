@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,6 +219,8 @@ def restart(plane: ControlPlane, operator: OperatorProcess, size: Size) -> dict[
         "edit_meanwhile_s": round(edited, 2),
         "children": len(before),
         "children_touched": len(touched),
+        "kinds_touched": dict(Counter(kind for kind, _, _ in touched)),
+        "one_touched": {"before": before[touched[0]], "after": after.get(touched[0])} if touched else None,
         "children_whose_status_controllers_wrote": len(written) - len(touched),
         **memory(operator),
         **watcher.figures(),

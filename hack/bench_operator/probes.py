@@ -26,7 +26,7 @@ from halffull_operator.config import load_config
 from halffull_operator.observed import Observed
 from halffull_operator.plan import plan
 from halffull_operator.spec import parse
-from halffull_operator.status import Outcome, told
+from halffull_operator.status import Outcome, status_of
 
 
 def say(what: str) -> None:
@@ -186,5 +186,5 @@ def one_reconcile(admin: Api, where: tuple[str, str]) -> dict[str, float]:
         "parse": milliseconds(lambda: parse(body)),
         "build": milliseconds(lambda: build(parsed, config, apis)),
         "plan": milliseconds(lambda: plan(parsed, wanted, observed, full=False)),
-        "status": milliseconds(lambda: told(parsed, wanted, observed, Outcome(), now=now, pending=())),
+        "status": milliseconds(lambda: status_of(parsed, wanted, observed, Outcome(), now=now, pending=())),
     }

@@ -110,8 +110,9 @@ class Cache:
         if old is not None and old.version >= version:
             return None
         new = _Known(uid, version, _group(kind, body), _encode(_slim(kind, body)))
-        if old is not None and old.uid != uid:
-            self._drop(key)
+        left = None
+        if old is not None and (old.uid != uid or old.group != new.group):
+            left = self._drop(key)
         elif old is not None and old.body == new.body:
             old.version = version
             return None
@@ -121,10 +122,8 @@ class Cache:
             self._servings[uid] = new
             self._by_group[new.group] = uid
             return News(uid, edited=old is None or old.uid != uid or old.essence != new.essence)
-        if old is not None and old.group != new.group:
-            self._groups[old.group].discard(key)
         self._groups[new.group].add(key)
-        return self._news(new.group)
+        return left or self._news(new.group)  # what somebody relabelled concerns the one that it was of
 
     def lose(self, kind: Kind, body: Manifest) -> News | None:
         """Take in that an object is gone, or no longer has our labels; `body` is its last state."""

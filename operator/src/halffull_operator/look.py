@@ -150,6 +150,38 @@ class Look:
         return None
 
     @property
+    def selector(self) -> str | None:
+        """The engines' label selector."""
+        if self.stateful_set is None:
+            return None
+        chosen = self.stateful_set["spec"]["selector"]["matchLabels"]
+        return ",".join(f"{key}={value}" for key, value in sorted(chosen.items()))
+
+    @property
+    def image(self) -> str | None:
+        """The engines' image."""
+        source = self.live_stateful_set or self.stateful_set
+        containers = () if source is None else source["spec"]["template"]["spec"]["containers"]
+        return next((str(one["image"]) for one in containers if one["name"] == ENGINE), None)
+
+    @property
+    def url(self) -> str | None:
+        """A base_url for clients in the cluster; of a gateway of one's own nobody here knows the address."""
+        mode = self.serving.spec.gateway.mode
+        if mode == "InferencePool":
+            return None
+        component = GATEWAY if mode == "Managed" else ENGINE
+        for manifest in self.children.manifests:
+            labels = manifest["metadata"].get("labels") or {}
+            if manifest["kind"] == "Service" and labels.get(COMPONENT) == component:
+                port = manifest["spec"]["ports"][0]["port"]
+                tls = mode == "Managed" and self.serving.spec.gateway.effective.tls is not None
+                host = f"{manifest['metadata']['name']}.{manifest['metadata']['namespace']}.svc"
+                usual = port == (443 if tls else 80)
+                return f"{'https' if tls else 'http'}://{host}{'' if usual else f':{port}'}/v1"
+        return None
+
+    @property
     def gateway_moves(self) -> bool:
         """Whether the gateway is not yet all that it is to be: pods are missing, not ready, or of an older template."""
         live = self.live_deployment

@@ -224,11 +224,9 @@ def _refused_container(
 
 def _refused_values(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
     """What the API server makes something else of without a word, or cannot even read."""
+    # No field of a pod is a fraction.
     if isinstance(value, float) or (isinstance(value, int) and not -_MOST - 1 <= value <= _MOST):
-        yield (
-            path,
-            f"{value!r} does not fit: write a whole number of at most 64 bits",
-        )  # no field of a pod is a fraction
+        yield path, f"{value!r} does not fit: write a whole number of at most 64 bits"
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             if len(key) > _LONGEST_KEY:

@@ -5,6 +5,7 @@ It keeps nothing that matters between two runs, so that it converges from wherev
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -22,10 +23,11 @@ from halffull_operator.execute import Execution, Executor
 from halffull_operator.kinds import Manifest
 from halffull_operator.lookups import Lookups
 from halffull_operator.metrics import Metrics
-from halffull_operator.observed import Observed, key_of
+from halffull_operator.names import Names
+from halffull_operator.observed import Observed, controller_uid, key_of
 from halffull_operator.plan import FULL, Action, Apply, OrphanAndRecreate, after_apply, plan
-from halffull_operator.spec import LLMServing, SpecError, parse
-from halffull_operator.status import Outcome, invalid, told
+from halffull_operator.spec import LLMServing, SpecError, outline, parse
+from halffull_operator.status import Outcome, invalid, status_of
 
 if TYPE_CHECKING:
     from halffull_operator.compare import Difference
@@ -144,7 +146,7 @@ class Reconciler:
         self.missing[uid] = bool(children.missing)
         outcome = Outcome(failures=(*execution.failures, *execution.ill))
         pending = None if actions or full else ()
-        wanted, look = told(serving, children, observed, outcome, now=self._now(), pending=pending)
+        wanted, look = status_of(serving, children, observed, outcome, now=self._now(), pending=pending)
         if not await self._say(body, wanted):
             return Result(gone=True)
         if execution.retry is not None:
@@ -203,13 +205,18 @@ class Reconciler:
                 status=wanted,
             )
         except ApiError as error:
-            if error.status in (404, 409):  # gone, or another one of that name
+            if error.status in (404, 409) and await self._is_gone(metadata):
                 return False
             raise
         self._cache.see(kinds.SERVING, answer)
         for event in events(old, wanted):
             await self._emit(body, event)
         return True
+
+    async def _is_gone(self, metadata: Manifest) -> bool:
+        """Whether there is none, or another one, of that name: a refused status alone may as well be a race."""
+        fresh = await self._cluster.get(kinds.SERVING, metadata["name"], namespace=metadata["namespace"])
+        return fresh is None or fresh["metadata"]["uid"] != metadata["uid"]
 
     async def _emit(self, body: Manifest, event: Event) -> None:
         """Write an Event; that it fails is logged, and stops nothing."""
@@ -246,10 +253,20 @@ class Reconciler:
             _log.warning("an Event is lost", about=event.reason, reason=error.reason, message=error.message)
 
     async def _say_invalid(self, body: Manifest, error: SpecError) -> Result:
-        """The children stay as they are; an edit brings the next run."""
-        if not await self._say(body, invalid(body, field=error.field, message=error.message, now=self._now())):
+        """The children stay as they are; an edit brings the next run. How their pods are is told all the same."""
+        uid, now = body["metadata"]["uid"], self._now()
+        made = self._cache.members(uid).children.get(("StatefulSet", Names.of(body["metadata"]["name"]).engine))
+        found, look = None, None
+        if made is not None and controller_uid(made) == uid:
+            with suppress(SpecError):
+                serving = outline(body, replicas=made["spec"].get("replicas", 1))
+                children = build(serving, self._config, self._apis)
+                observed = await self._observe(body, serving)
+                found, look = status_of(serving, children, observed, Outcome(), now=now, pending=())
+        if not await self._say(body, invalid(body, field=error.field, message=error.message, now=now, found=found)):
             return Result(gone=True)
-        return Result(label="invalid")
+        waits = [wait for wait in (look, self._lookups.wait(uid)) if wait is not None]
+        return Result(again=max(_SHORTEST, min(waits)) if waits else None, label="invalid")
 
     def _ended(self, body: Manifest, *, full: bool, execution: Execution, look: float | None) -> Result:
         uid = body["metadata"]["uid"]

@@ -224,6 +224,29 @@ def parse(body: Mapping[str, Any]) -> LLMServing:
     )
 
 
+def outline(body: Mapping[str, Any], *, replicas: int) -> LLMServing:
+    """An LLMServing with no more than a look at its pods needs, which the CRD has checked: whatever else stands there.
+
+    Args:
+        body: as the API gives it.
+        replicas: of what was applied last.
+
+    Raises:
+        SpecError: it cannot be used even so.
+    """
+    spec = _part(body.get("spec"), "model", "routing", "rollout", "gateway")
+    if isinstance(spec.get("gateway"), Mapping):
+        spec["gateway"] = _part(spec["gateway"], "mode", "managed")
+        if isinstance(spec["gateway"].get("managed"), Mapping):
+            spec["gateway"]["managed"] = _part(spec["gateway"]["managed"], "tls")
+    return parse({**body, "spec": {**spec, "replicas": replicas}})
+
+
+def _part(given: Any, *names: str) -> dict[str, Any]:
+    """Some fields of a mapping, where it is one."""
+    return {name: given[name] for name in names if name in given} if isinstance(given, Mapping) else {}
+
+
 def _text(metadata: Mapping[str, Any], key: str) -> str:
     value = metadata.get(key)
     if not isinstance(value, str) or not value:

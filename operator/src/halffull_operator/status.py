@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from halffull_operator import claims
 from halffull_operator.conditions import PASSING, Clock, Event, condition, events, trim
-from halffull_operator.labels import COMPONENT, ENGINE, GATEWAY, PAUSED, RESTARTED_AT
+from halffull_operator.labels import PAUSED, RESTARTED_AT
 from halffull_operator.look import Look
-from halffull_operator.observed import Manifest, Observed
+from halffull_operator.observed import Observed
 from halffull_operator.plan import Action, Apply, Delete, GrowClaim, OrphanAndRecreate
 from halffull_operator.pods import Health
 from halffull_operator.rolling import BECAUSE, RECREATED, is_held
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from halffull_operator.children import Children
     from halffull_operator.spec import LLMServing
 
-__all__ = ["Event", "Failure", "Outcome", "events", "invalid", "next_look", "status", "told"]
+__all__ = ["Event", "Failure", "Outcome", "events", "invalid", "status_of"]
 
 MAX_UNHEALTHY: Final = 16
+_OF_PODS: Final = ("Ready", "EnginesReady", "GatewayReady")
+_COUNTED: Final = ("replicas", "readyReplicas", "updatedReplicas", "unhealthy")
 _REASON: Final = 400
 _SHOWN: Final = 3
 
@@ -50,32 +52,7 @@ class Outcome:
     failures: tuple[Failure, ...] = ()
 
 
-def status(
-    serving: "LLMServing", children: "Children", observed: Observed, outcome: Outcome, *, now: datetime
-) -> dict[str, Any]:
-    """The whole status.
-
-    Args:
-        serving: What a person asked for.
-        children: What that means.
-        observed: What is there, after the plan was carried out; its body holds the status before.
-        outcome: What could not be done.
-        now: The time (aware).
-    """
-    return told(serving, children, observed, outcome, now=now)[0]
-
-
-def next_look(
-    serving: "LLMServing", children: "Children", observed: Observed, outcome: Outcome, *, now: datetime
-) -> float | None:
-    """Seconds after which the status changes though nothing happens: a deadline, or the next coarse step of a time.
-
-    None: it does not.
-    """
-    return told(serving, children, observed, outcome, now=now)[1]
-
-
-def told(
+def status_of(
     serving: "LLMServing",
     children: "Children",
     observed: Observed,
@@ -84,14 +61,14 @@ def told(
     now: datetime,
     pending: tuple[Action, ...] | None = None,
 ) -> tuple[dict[str, Any], float | None]:
-    """(`status`, `next_look`), of one look.
+    """(the whole status, seconds until it changes though nothing happens: a deadline, or the next step of a time).
 
     Args:
-        serving: As for `status`.
-        children: As for `status`.
-        observed: As for `status`.
-        outcome: As for `status`.
-        now: As for `status`.
+        serving: What a person asked for.
+        children: What that means.
+        observed: What is there, after the plan was carried out; its body holds the status before.
+        outcome: What could not be done.
+        now: The time (aware).
         pending: What `plan` makes of the same, without `full`; None: it is asked.
     """
     look = Look(serving, children, observed, Clock(now), planned=pending)
@@ -99,17 +76,33 @@ def told(
     return found, look.clock.next
 
 
-def invalid(body: Mapping[str, Any], *, field: str, message: str, now: datetime) -> dict[str, Any]:
-    """The status of an LLMServing whose spec cannot be used: all stays as it was, and Applied says why."""
+def invalid(
+    body: Mapping[str, Any], *, field: str, message: str, now: datetime, found: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The status of an LLMServing whose spec cannot be used: all stays as it was, and Applied says why.
+
+    Args:
+        body: The LLMServing.
+        field: What cannot be used.
+        message: What to write instead.
+        now: The time (aware).
+        found: The status of what was applied before (`status_of`), whose word about pods is taken; None: nothing was.
+    """
     old: Mapping[str, Any] = body.get("status") or {}
     generation = body["metadata"].get("generation") or 0
     text = f"{field}: {message}; what was applied before goes on unchanged"
     applied = condition("Applied", "False", "InvalidSpec", text, old=old, generation=generation, now=now)
     others = [one for one in old.get("conditions") or () if one.get("type") != "Applied"]
+    if found is not None:
+        told = [one for one in found["conditions"] if one["type"] in (*_OF_PODS, "Progressing")]
+        others = [*told, *(one for one in others if one.get("type") == "UpdateAvailable")]
+        old = {name: value for name, value in old.items() if name != "unhealthy"} | {
+            name: found[name] for name in _COUNTED if name in found
+        }
     if not others:
         others = [
             condition(kind, "False", "InvalidSpec", f"{field}: {message}", old=old, generation=generation, now=now)
-            for kind in ("Ready", "EnginesReady", "GatewayReady")
+            for kind in _OF_PODS
         ]
     return {**old, "observedGeneration": generation, "conditions": [*others, applied]}
 
@@ -128,9 +121,9 @@ def _status(look: Look, outcome: Outcome) -> dict[str, Any]:
         "replicas": len(look.staying),
         "readyReplicas": look.ready,
         "updatedReplicas": look.updated,
-        "selector": _selector(look),
-        "url": _url(look),
-        "image": _image(look),
+        "selector": look.selector,
+        "url": look.url,
+        "image": look.image,
         "modelRevision": source_of(look.serving.spec.model).revision,
         "observedGeneration": look.serving.generation,
         "unhealthy": [
@@ -292,12 +285,21 @@ def _applied(look: Look, outcome: Outcome) -> Verdict:
         return "False", problems[0][0], text + (f"; and {more} more" if more > 0 else "")
     if look.pending:
         return "Unknown", "Applying", "children are being written"
+    remarks = list(_remarks(look))
+    if remarks:
+        return "True", remarks[0][0], ". ".join(text for _, text in remarks)
+    return "True", "Applied", "every field is in force"
+
+
+def _remarks(look: Look) -> Iterator[tuple[str, str]]:
+    """What a person should know though all is applied: (reason, message)."""
     if (done := _recreated(look)) is not None:
-        return "True", "ImmutableFieldChanged", done
+        yield "ImmutableFieldChanged", done
+    if (kept := _left_over(look)) is not None:
+        yield "ClaimLeftOver", kept
     shared = claims.unshareable(look.serving.spec.model, look.serving.spec.replicas, look.observed.claims)
     if shared is not None:
-        return "True", "ClaimMayNotBeShared", shared[1]
-    return "True", "Applied", "every field is in force"
+        yield "ClaimMayNotBeShared", shared[1]
 
 
 def _problems(look: Look, outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -346,6 +348,20 @@ def _recreated(look: Look) -> str | None:
     )
 
 
+def _left_over(look: Look) -> str | None:
+    """Claims that stay though they are to go."""
+    pods = {pod.name for pod in look.engines}
+    found = () if look.stateful_set is None else claims.left_over(look.stateful_set, look.observed.claims, pods)
+    if not found:
+        return None
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return (
+        f"{', '.join(found[:_SHOWN])}{more} of engines that were scaled away will outlive the LLMServing, "
+        "model.cache.retention.whenDeleted: Delete notwithstanding: kubectl delete pvc, or scale up once more, which "
+        "makes them the StatefulSet's again"
+    )
+
+
 def _update(look: Look) -> Verdict:
     if look.stateful_set is not None and is_held(look.stateful_set, look.live_stateful_set):
         how = f"kubectl annotate llmservings {look.serving.name} --overwrite {RESTARTED_AT}=$(date -u +%FT%TZ)"
@@ -353,43 +369,6 @@ def _update(look: Look) -> Verdict:
         text = f"this operator or chart makes another pod template; engines get it {when}, or by"
         return "True", "NewerTemplate", f"{text}: {how}"
     return "False", "UpToDate", "engines are made as this operator makes them"
-
-
-def _selector(look: Look) -> str | None:
-    if look.stateful_set is None:
-        return None
-    chosen = look.stateful_set["spec"]["selector"]["matchLabels"]
-    return ",".join(f"{key}={value}" for key, value in sorted(chosen.items()))
-
-
-def _image(look: Look) -> str | None:
-    source = look.live_stateful_set or look.stateful_set
-    if source is None:
-        return None
-    for container in source["spec"]["template"]["spec"]["containers"]:
-        if container["name"] == ENGINE:
-            return str(container["image"])
-    return None
-
-
-def _url(look: Look) -> str | None:
-    """A base_url for clients in the cluster; of a gateway of one's own nobody here knows the address."""
-    mode = look.serving.spec.gateway.mode
-    if mode == "InferencePool":
-        return None
-    component = GATEWAY if mode == "Managed" else ENGINE
-    for manifest in look.children.manifests:
-        if manifest["kind"] == "Service" and _component(manifest) == component:
-            port = manifest["spec"]["ports"][0]["port"]
-            tls = mode == "Managed" and look.serving.spec.gateway.effective.tls is not None
-            host = f"{manifest['metadata']['name']}.{manifest['metadata']['namespace']}.svc"
-            usual = port == (443 if tls else 80)
-            return f"{'https' if tls else 'http'}://{host}{'' if usual else f':{port}'}/v1"
-    return None
-
-
-def _component(manifest: Manifest) -> str | None:
-    return (manifest["metadata"].get("labels") or {}).get(COMPONENT)
 
 
 def _annotation(live: Mapping[str, Any] | None, name: str) -> str | None:

@@ -11,12 +11,18 @@ TEAM = "team"
 BOTH = ("small", "every")
 
 
+def restricted(namespace: str) -> Manifest:
+    """A namespace with Pod Security's strictest level."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
+
+
 class Team:
     """An LLMServing that gets ready, and one with every field set."""
 
     def __init__(self, admin: Api) -> None:
         self.admin = admin
-        admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TEAM}})
+        admin.apply(restricted(TEAM))
         account = {"apiVersion": "v1", "kind": "ServiceAccount"}
         admin.create({**account, "metadata": {"name": SERVICE_ACCOUNT, "namespace": TEAM}})
         runtime_class = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "any"}

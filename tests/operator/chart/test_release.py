@@ -13,7 +13,7 @@ from halffull_operator.raise_crd import CRD_NAME, revision
 from tests.operator.chart import optional_apis
 from tests.operator.chart.release import CRD_FILE, DEPLOYMENT, Release, earlier_chart
 from tests.operator.chart.render import CHART, NAMESPACE
-from tests.operator.chart.team import BOTH, TEAM, Team
+from tests.operator.chart.team import BOTH, TEAM, Team, restricted
 from tests.operator.kube import Api, ControlPlane, wait_until
 from tests.operator.servings import engines, uids, wait_ready
 
@@ -35,6 +35,7 @@ def test_the_life_of_a_release(bare: ControlPlane, tmp_path: Path) -> None:
     wait_until("there is no CRD", lambda: admin.get(kinds.CRD, CRD_NAME) is None, within=60)
     optional_apis.install(admin)
     release = Release(bare, tmp_path, name="halffull")
+    admin.apply(restricted(NAMESPACE))
     older = earlier_chart(tmp_path)
     assert "kubectl apply" in release.install(older)
     assert (revision(crd(admin)), "rollout" in schema(crd(admin))) == (0, False)

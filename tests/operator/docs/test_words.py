@@ -14,11 +14,11 @@ from halffull_operator import conditions, engine_settings, labels, pods, rolling
 from halffull_operator import spec as specification
 from halffull_operator.shape import Kind, Shape, shape_of
 from halffull_operator.spec_status import LLMServingStatus
-from halffull_operator.status import Outcome, status
 from tests.operator.chart.render import CHART, REPOSITORY, unhelmed_rules, values
 from tests.operator.chart.test_alerts import exported
 from tests.operator.docs.pages import FIRST, INSTALL, OPERATIONS, PAGES, Page, ticked
-from tests.operator.plan.world import T0, World, container, engine_pod, gateway_pod
+from tests.operator.plan.world import World, container, engine_pod, gateway_pod
+from tests.operator.status.reading import said
 
 SOURCES = REPOSITORY / "operator/src/halffull_operator"
 CONDITIONS = ("Ready", "EnginesReady", "GatewayReady", "Progressing", "Applied", "UpdateAvailable")
@@ -87,7 +87,7 @@ def test_reasons_elsewhere_exist_too() -> None:
 def test_conditions() -> None:
     assert [ticked(row[0])[0] for row in FIRST.table("## Conditions")] == list(CONDITIONS)
     world = World()
-    found = status(world.serving, world.children, world.observed, Outcome(), now=T0)
+    found = said(world)
     assert [one["type"] for one in found["conditions"]] == list(CONDITIONS)
     at = {word for heading in REASON_TABLES[:1] for row in FIRST.table(heading) for word in row[1].split(", ")}
     assert at <= {*CONDITIONS, "all"}
@@ -131,7 +131,7 @@ def test_the_columns_at_each_stage() -> None:
             continue
         world = World()
         change(world)
-        found = status(world.serving, world.children, world.observed, Outcome(), now=T0)
+        found = said(world)
         reason = next(one["reason"] for one in found["conditions"] if one["type"] == "Ready")
         assert [str(found["readyReplicas"]), str(found["updatedReplicas"]), f"`{reason}`"] == row[:3]
 

@@ -1,5 +1,6 @@
 """The cache against a model of the cluster: whatever order watches, lists and answers come in, it ends up the same."""
 
+import hashlib
 from typing import Any
 
 from hypothesis import given, settings
@@ -105,6 +106,17 @@ def test_children_pods_and_claims_are_news_about_their_serving_and_found_by_it()
     assert [claim["metadata"]["name"] for claim in members.claims] == ["cache-llama-engine-0"]
 
 
+def test_a_child_that_somebody_relabelled_is_news_about_the_one_that_it_was_of() -> None:
+    cache = Cache()
+    cache.see(kinds.SERVING, serving())
+    cache.see(kinds.SERVING, serving("other", uid="u2"))
+    cache.see(SERVICE, child())
+    for base, version in (("nobody", 3), ("llama", 4), ("other", 5)):
+        assert cache.see(SERVICE, child(base=base, version=version)) == News("u1")
+        assert bool(cache.members("u1").children) == (base == "llama")
+    assert cache.lose(SERVICE, child(base="other", version=6)) == News("u2")
+
+
 def test_children_that_come_before_their_serving_are_its_own_once_it_comes() -> None:
     cache = Cache()
     assert cache.see(SERVICE, child()) is None
@@ -115,7 +127,7 @@ def test_children_that_come_before_their_serving_are_its_own_once_it_comes() -> 
 def test_long_names_find_their_children_by_the_base_name() -> None:
     cache = Cache()
     cache.see(kinds.SERVING, serving("l" * 60))
-    base = "l" * 31 + "-" + __import__("hashlib").sha256(b"l" * 60).hexdigest()[:8]
+    base = "l" * 31 + "-" + hashlib.sha256(b"l" * 60).hexdigest()[:8]
     assert cache.see(SERVICE, child(base=base)) == News("u1")
 
 

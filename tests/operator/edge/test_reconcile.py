@@ -16,6 +16,7 @@ from halffull_operator.kinds import Manifest
 from halffull_operator.metrics import Metrics
 from halffull_operator.reconcile import FULL_EVERY, Reconciler
 from tests.operator.edge.fake_api import FakeApi, refused
+from tests.operator.plan.world import engine_pod
 from tests.operator.servings import ALWAYS, condition, serving
 
 CONFIG = load_config("images: {vllm: 'v:1', larry: 'l:1', extproc: 'e:1', envoy: 'n:1'}", source="test")
@@ -132,6 +133,31 @@ async def test_another_one_of_the_same_name_is_not_this_one(world: World) -> Non
     assert world.children() == []
 
 
+async def test_a_status_that_is_refused_in_a_race_is_written_later(world: World) -> None:
+    """One that is taken for gone is forgotten until somebody edits it."""
+    uid = world.put(serving("llama", "ns"))
+    world.api.fault = only("/status", "PATCH", lambda: refused(409, "Conflict"))
+    with pytest.raises(ApiError, match="Conflict"):
+        await world.reconciler.reconcile(uid)
+    world.api.fault = lambda _: None
+    await world.reconciler.reconcile(uid)
+    assert condition(world.body(), "Applied")["status"] == "True"
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_one_that_goes_while_its_status_is_written_is_gone(world: World, again: bool) -> None:
+    def taken_away() -> web.Response:
+        if world.api.count("PATCH", "/status") == 1:
+            world.api.remove(kinds.SERVING, "llama", "ns")
+            if again:
+                world.api.put(serving("llama", "ns"))
+        return refused(409, "Conflict")
+
+    uid = world.put(serving("llama", "ns"))
+    world.api.fault = only("/status", "PATCH", taken_away)
+    assert (await world.reconciler.reconcile(uid)).gone
+
+
 async def test_one_that_is_being_deleted_is_left_alone(world: World) -> None:
     body = serving("llama", "ns")
     body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -157,6 +183,37 @@ async def test_a_spec_that_cannot_be_used_is_said_and_changes_nothing(world: Wor
     assert condition(world.body(), "Applied")["reason"] == "InvalidSpec"
     assert "spec.model.uri" in condition(world.body(), "Applied")["message"]
     assert world.children() == before
+
+
+async def test_how_pods_are_is_told_whatever_the_spec_says(world: World) -> None:
+    """An edit that cannot be used may stand there for days."""
+    uid = world.put(serving("llama", "ns"))
+    await world.reconciler.reconcile(uid)
+    for number in range(2):
+        world.api.put(engine(number, ready=True))
+    world.put({**world.body(), "spec": {**world.body()["spec"], "engine": {"args": ["--model=x"]}, "replicas": 5}})
+    for ready in (True, False):
+        world.put(engine(0, ready=ready))
+        await world.reconciler.reconcile(uid)
+        found = world.body()["status"]
+        assert found["readyReplicas"] == 1 + ready
+        assert ("unhealthy" in found) is not ready
+        assert condition(world.body(), "Applied")["reason"] == "InvalidSpec"
+    world.put(engine(1, ready=False))
+    result = await world.reconciler.reconcile(uid)
+    assert result.again is not None, "for how long a model loads is told too"
+    assert condition(world.body(), "Ready")["message"].startswith("no engine is ready: llama-engine-0")
+    assert condition(world.body(), "EnginesReady")["reason"] == "ModelLoading"
+    for number in range(2):
+        world.put(engine(number, ready=True))
+    await world.reconciler.reconcile(uid)
+    assert "unhealthy" not in world.body()["status"]
+
+
+def engine(number: int, *, ready: bool) -> Manifest:
+    pod = engine_pod(number, ready=ready)
+    labelled = {**pod["metadata"]["labels"], labels.MANAGED_BY: labels.OPERATOR}
+    return {**pod, "metadata": {**pod["metadata"], "namespace": "ns", "labels": labelled}}
 
 
 def only(part: str, method: str, answer: Callable[[], web.Response]) -> Callable[[web.Request], web.Response | None]:

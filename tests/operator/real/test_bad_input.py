@@ -131,12 +131,15 @@ def post(admin: Api, body: Manifest) -> None:
     text = json.dumps(body)
     for depth in (200, 900, 9900):
         text = text.replace(f'"@deep {depth}"', '{"a":' * depth + "1" + "}" * depth)
-    connection = http.client.HTTPSConnection(admin.host, admin.port, context=admin.context, timeout=60)
-    connection.request("POST", path_of(body, name=False), text.encode(), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    answer = response.read()
-    connection.close()
-    assert response.status == 201, answer[:500]
+    statuses: list[int] = []
+    while statuses[-1:] in ([], [504]):  # a busy machine's; the next answer may be that it is there
+        connection = http.client.HTTPSConnection(admin.host, admin.port, context=admin.context, timeout=60)
+        connection.request("POST", path_of(body, name=False), text.encode(), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        statuses.append(response.status)
+        answer = response.read()
+        connection.close()
+    assert statuses[-1] == 201 or statuses[-2:] == [504, 409], answer[:500]
 
 
 def test_what_the_schema_cannot_see_is_named_in_a_condition(

@@ -104,7 +104,7 @@ def test_caches(plane: ControlPlane, admin: Api, namespace: str, shared_operator
     # What kubectl wrote into a template has to outlive the StatefulSet, or its pods roll once more.
     restarted = set(uids(engines(admin, namespace, "keep")).values())
     kubectl(plane, "-n", namespace, "rollout", "restart", "statefulset/keep-engine")
-    wait_until("it rolls", lambda: not restarted & set(uids(engines(admin, namespace, "keep")).values()))
+    wait_until("it has rolled", lambda: len(set(uids(engines(admin, namespace, "keep")).values()) - restarted) == 2)
     wait_ready(admin, namespace, "keep")
     pods = {name: uids(engines(admin, namespace, name)) for name in manifests}
     volumes = {name: uids(claims(admin, namespace, name)) for name in manifests}
@@ -149,9 +149,24 @@ def test_caches(plane: ControlPlane, admin: Api, namespace: str, shared_operator
         "the claim of the engine that is gone is deleted", lambda: set(claims(admin, namespace, "keep")) == {"0"}
     )
     assert set(claims(admin, namespace, "drop")) == {"0", "1"}
+    resized(admin, namespace, "drop", "3Gi")
+    wait_until(
+        "the claim that waits for its engine grows too",
+        lambda: sizes(admin, namespace, "drop") == {"0": "3Gi", "1": "3Gi"},
+    )
+    wait_ready(admin, namespace, "drop")
+    wait_until(
+        "it is told that nobody owns it now",
+        lambda: (
+            "cache-drop-engine-1 of" in applied(admin, namespace, "drop", "True", "ImmutableFieldChanged")["message"]
+        ),
+    )
+    admin.merge(kinds.SERVING, "drop", {"spec": {"rollout": {"progressDeadline": "2h"}}}, namespace)
+    wait_until("and goes on being told", lambda: applied(admin, namespace, "drop", "True", "ClaimLeftOver"))
     admin.merge(kinds.SERVING, "drop", {"spec": {"replicas": 2}}, namespace)
     wait_ready(admin, namespace, "drop")
     assert uids(claims(admin, namespace, "drop")) == volumes["drop"], "the model is still there"
+    applied(admin, namespace, "drop", "True", "Applied")
 
     # Deleted: by whenDeleted.
     for name in manifests:

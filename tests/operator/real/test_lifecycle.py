@@ -19,6 +19,8 @@ def ready(admin: Api, namespace: str, name: str) -> Manifest:
 def test_apply_ready_status_columns_delete(
     plane: ControlPlane, admin: Api, namespace: str, shared_operator: OperatorProcess
 ) -> None:
+    restricted = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    admin.merge(NAMESPACE, namespace, restricted)  # Pod Security's strictest
     admin.apply(serving("llama", namespace, model={"uri": "hf://org/model@abc", "servedNames": ["m"]}))
     body = ready(admin, namespace, "llama")
     found = children(admin, namespace, "llama")
@@ -64,7 +66,8 @@ def _columns(plane: ControlPlane, namespace: str) -> None:
 
 
 ENGINE = {"name": "engine", "image": "example.test/vllm:1", "imageID": "", "ready": False, "restartCount": 0}
-RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+LONG_AGO = "2026-01-01T00:00:00Z"
+RUNNING = {"running": {"startedAt": LONG_AGO}}
 LAST_WORDS = "INFO x\nValueError: no such head size\n"
 DIED = {
     "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
@@ -75,35 +78,45 @@ DIED = {
 }
 PULL = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "example.test/vllm:1"'}}}
 LOADS = {"state": RUNNING, "started": False}
+CREATED = {"state": {"waiting": {"reason": "PodInitializing"}}}
+ATTACH = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other-0'
 TROUBLE = {
     "llama-engine-0": (DIED, "CrashLoopBackOff: exit code 1: ValueError: no such head size"),
     "llama-engine-1": (PULL, "ImagePullBackOff: image example.test/vllm:1 cannot be pulled"),
-    "llama-engine-2": (LOADS, "ModelLoading: loads the model for over "),
+    "llama-engine-2": (CREATED, f"VolumeNotMounted: {ATTACH}"),
+    "llama-engine-3": (LOADS, "ModelLoading: loads the model for over "),
 }
+LAST = "llama-engine-4"
 
 
 def test_what_is_wrong_with_pods_is_told_in_words_to_act_on(
     admin: Api, namespace: str, shared_operator: OperatorProcess
 ) -> None:
     """What a kubelet would report is written into the pods' status by hand; the rest is real."""
-    admin.apply(serving("llama", namespace, replicas=4))
+    admin.apply(serving("llama", namespace, replicas=5))
     ready(admin, namespace, "llama")
+    _tell_of_a_volume(admin, namespace, "llama-engine-2")
     for name, (container, _) in TROUBLE.items():
         _report(admin, namespace, name, {**ENGINE, **container})
-    body = wait_until("every pod is told", lambda: _unhealthy(admin, namespace, 3))
+    body = wait_until("every pod is told", lambda: _unhealthy(admin, namespace, 4))
     said = {one["name"]: one["reason"] for one in body["status"]["unhealthy"]}
     for name, (_, words) in TROUBLE.items():
         assert said[name].startswith(words), said
     assert [one["name"] for one in body["status"]["unhealthy"]] == sorted(TROUBLE), "the worst first"
     says(body, Ready="True", EnginesReady="False", Applied="True")
     assert condition(body, "EnginesReady")["reason"] == "CrashLoopBackOff"
-    assert "1 of 4 engines are ready" in condition(body, "EnginesReady")["message"]
+    assert "1 of 5 engines are ready" in condition(body, "EnginesReady")["message"]
     assert body["status"]["readyReplicas"] == 1
 
-    _report(admin, namespace, "llama-engine-3", {**ENGINE, **DIED})
-    body = wait_until("nobody answers", lambda: _unhealthy(admin, namespace, 4))
-    says(body, Ready="False", EnginesReady="False")
+    # Also while there is an edit that cannot be used.
+    admin.merge(kinds.SERVING, "llama", {"spec": {"engine": {"args": ["--port=1"]}}}, namespace)
+    wait_until("it is refused", lambda: says(admin.must_get(kinds.SERVING, "llama", namespace), Applied="False"))
+    _report(admin, namespace, LAST, {**ENGINE, **DIED})
+    body = wait_until("nobody answers", lambda: _unhealthy(admin, namespace, 5))
+    says(body, Ready="False", EnginesReady="False", GatewayReady="True", Applied="False")
     assert condition(body, "Ready")["reason"] == "CrashLoopBackOff"
+    assert condition(body, "Applied")["reason"] == "InvalidSpec"
+    admin.merge(kinds.SERVING, "llama", {"spec": {"engine": {"args": None}}}, namespace)
     for name in engines(admin, namespace, "llama"):
         admin.delete(kinds.POD, name, namespace)
     ready(admin, namespace, "llama")
@@ -114,23 +127,42 @@ def test_what_is_wrong_with_pods_is_told_in_words_to_act_on(
             "apiVersion": "v1",
             "kind": QUOTA.kind,
             "metadata": {"name": "engines", "namespace": namespace},
-            "spec": {"hard": {"pods": "7"}},
+            "spec": {"hard": {"pods": "8"}},
         }
     )
-    admin.merge(kinds.SERVING, "llama", {"spec": {"replicas": 6}}, namespace)
+    admin.merge(kinds.SERVING, "llama", {"spec": {"replicas": 7}}, namespace)
     body = wait_until("the quota is told", lambda: _refused(admin, namespace), within=60)
     assert "exceeded quota: engines" in condition(body, "EnginesReady")["message"]
     says(body, Ready="True")
     admin.delete(QUOTA, "engines", namespace)
-    admin.merge(kinds.SERVING, "llama", {"spec": {"replicas": 4}}, namespace)
+    admin.merge(kinds.SERVING, "llama", {"spec": {"replicas": 5}}, namespace)
     ready(admin, namespace, "llama")
 
 
 def _report(admin: Api, namespace: str, name: str, container: dict[str, Any]) -> None:
     not_ready = [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]
-    body = {"status": {"conditions": not_ready, "containerStatuses": [container]}}
+    body: Manifest = {"status": {"conditions": not_ready, "containerStatuses": [container]}}
+    if container["state"] == CREATED["state"]:  # for a while, and before its init container
+        body["status"] |= {"initContainerStatuses": [{**container, "name": "larry"}], "startTime": LONG_AGO}
     path = kinds.POD.path(namespace, name, "status")
     admin.call("PATCH", path, body, content_type="application/strategic-merge-patch+json")
+
+
+def _tell_of_a_volume(admin: Api, namespace: str, name: str) -> None:
+    """As the attach-detach controller does: no status says so."""
+    uid = engines(admin, namespace, "llama")[name]["metadata"]["uid"]
+    admin.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": "attach", "namespace": namespace},
+            "involvedObject": {"kind": "Pod", "name": name, "namespace": namespace, "uid": uid},
+            "type": "Warning",
+            "reason": "FailedAttachVolume",
+            "message": ATTACH,
+            "lastTimestamp": LONG_AGO,
+        }
+    )
 
 
 def _unhealthy(admin: Api, namespace: str, count: int) -> Manifest | None:
@@ -175,6 +207,8 @@ def test_a_child_that_is_changed_or_deleted_is_put_right_and_additions_stay(
             and found["metadata"]["uid"] != before["metadata"]["uid"]
         ),
     )
+    admin.merge(service, "llama-gateway", {"metadata": {"labels": {labels.SERVING: "other"}}}, namespace)
+    wait_until("it is found again", lambda: ("Service", "llama-gateway") in children(admin, namespace, "llama"))
     deployment = kinds.named("apps/v1", "Deployment")
     wanted = admin.must_get(deployment, "llama-gateway", namespace)["spec"]["replicas"]
     admin.merge(deployment, "llama-gateway", {"spec": {"replicas": wanted + 3}}, namespace)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halffull_operator.spec import SpecError, parse
+from halffull_operator.spec import SpecError, outline, parse
 from tests.operator.crd.cases import BY_BOTH, BY_PARSE
 from tests.operator.spec.samples import body, serving, specs
 
@@ -33,6 +33,29 @@ def test_what_cannot_be_meant_is_refused_with_the_field_and_what_to_write(case: 
     assert caught.value.field == field
     assert words in caught.value.message
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", BY_PARSE)
+def test_what_no_schema_could_refuse_hinders_no_look_at_the_pods(case: str) -> None:
+    spec, _, _ = BY_PARSE[case]
+    found = outline(body({"replicas": 7, "model": {"uri": "hf://a/b@c"}, **spec}), replicas=2)
+    assert (found.spec.replicas, found.spec.model.uri) == (2, "hf://a/b@c")
+
+
+@pytest.mark.parametrize("spec", [None, [], {"gateway": []}, {"gateway": {"managed": 7}}, {"model": "x"}])
+def test_an_outline_of_nonsense_is_refused_in_the_same_way(spec: Any) -> None:
+    with pytest.raises(SpecError):
+        outline({**body(), "spec": spec}, replicas=1)
+
+
+def test_an_outline_has_what_the_status_is_made_of() -> None:
+    gateway = {"mode": "Managed", "managed": {"tls": {"secretName": "s"}, "service": {"annotations": {"a b": "c"}}}}
+    given = {"gateway": gateway, "rollout": {"progressDeadline": "2h"}, "routing": {"failureMode": "FailClose"}}
+    found = outline(body(given), replicas=1).spec
+    assert found.gateway.effective.tls is not None
+    assert found.rollout.progress_deadline == "2h"
+    assert found.routing.failure_mode == "FailClose"
+    assert outline(body({"gateway": {"mode": "None"}}), replicas=1).spec.gateway.mode == "None"
 
 
 @pytest.mark.parametrize(

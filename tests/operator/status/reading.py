@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from halffull_operator.status import Failure, Outcome, status
+from halffull_operator.status import Failure, Outcome, status_of
 from tests.operator.plan.world import T0, World, container
 
 CRASHED = [
@@ -15,8 +15,16 @@ CRASHED = [
 
 
 def said(world: World, *failures: Failure, after: float = 10.0) -> dict[str, Any]:
+    return _look(world, failures, after)[0]
+
+
+def next_look(world: World, *, after: float = 10.0) -> float | None:
+    return _look(world, (), after)[1]
+
+
+def _look(world: World, failures: tuple[Failure, ...], after: float) -> tuple[dict[str, Any], float | None]:
     now = T0 + timedelta(seconds=after)
-    return status(world.serving, world.children, world.observed, Outcome(failures), now=now)
+    return status_of(world.serving, world.children, world.observed, Outcome(failures), now=now)
 
 
 def verdicts(found: dict[str, Any]) -> dict[str, tuple[str, str]]:

@@ -7,7 +7,7 @@ import pytest
 from halffull_operator.plan import Apply, GrowClaim, OrphanAndRecreate
 from halffull_operator.rolling import RECREATED
 from halffull_operator.status import Failure
-from tests.operator.plan.world import World, body, engine_set, gateway, template_container
+from tests.operator.plan.world import World, body, engine_pod, engine_set, gateway, gateway_service, template_container
 from tests.operator.status.reading import message, said, verdicts
 
 
@@ -79,6 +79,34 @@ def test_a_claim_that_engines_cannot_share(mode: str, verdict: tuple[str, str]) 
     world = World(body=body(model={"uri": "pvc://weights/llama"}))
     world.claims = [{"metadata": {"name": "weights"}, "spec": {"accessModes": [mode]}}]
     assert verdicts(said(world))["Applied"] == verdict
+
+
+def test_claims_that_stay_when_all_else_goes() -> None:
+    def claim(number: int, **metadata: object) -> dict[str, object]:
+        return {"metadata": {"name": f"cache-llama-engine-{number}", **metadata}, "spec": {}}
+
+    policy = {"whenDeleted": "Delete", "whenScaled": "Retain"}
+    cached = engine_set(persistentVolumeClaimRetentionPolicy=policy)
+    world = World(manifests=[cached, gateway(), gateway_service()])
+    world.engines["spec"]["persistentVolumeClaimRetentionPolicy"] = policy
+    owned = {"ownerReferences": [{"kind": "StatefulSet"}]}
+    world.claims = [
+        claim(0),
+        claim(1),
+        claim(2),
+        claim(3, **owned),
+        claim(4, deletionTimestamp="x"),
+        claim(11, **owned),
+    ]
+    world.pods = [engine_pod(0), engine_pod(2)]  # 1 is being made anew, and what becomes of 2 is not decided yet
+    assert verdicts(said(world))["Applied"] == ("True", "Applied")
+    world.claims += [claim(5), claim(6), claim(7), claim(8)]
+    found = said(world)
+    assert verdicts(found)["Applied"] == ("True", "ClaimLeftOver")
+    names = ", ".join(f"cache-llama-engine-{number}" for number in (5, 6, 7))
+    assert message(found, "Applied").startswith(f"{names} and 1 more of engines that were scaled away will outlive")
+    policy["whenDeleted"] = "Retain"
+    assert verdicts(said(world))["Applied"] == ("True", "Applied")
 
 
 def test_fields_of_a_newer_crd() -> None:

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 
 from halffull_operator.conditions import Clock, condition
-from halffull_operator.status import Outcome, events, status
+from halffull_operator.status import events
 from tests.operator.plan.world import T0, World, container, engine_pod, template_container
-
-
-def said(world: World) -> dict[str, Any]:
-    return status(world.serving, world.children, world.observed, Outcome(), now=T0)
+from tests.operator.status.reading import said
 
 
 def told(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str]]:

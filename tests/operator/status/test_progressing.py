@@ -1,12 +1,9 @@
 """Progressing: what rolls and why, and what to undo when it halts."""
 
-from datetime import timedelta
-
 from halffull_operator.plan import Apply, plan
 from halffull_operator.rolling import BECAUSE
-from halffull_operator.status import Outcome, next_look
-from tests.operator.plan.world import T0, World, at, body, engine_pod, engine_set, gateway, gateway_service
-from tests.operator.status.reading import CRASHED, message, said, verdicts
+from tests.operator.plan.world import World, at, body, engine_pod, engine_set, gateway, gateway_service
+from tests.operator.status.reading import CRASHED, message, next_look, said, verdicts
 
 
 class TestRoll:
@@ -122,14 +119,10 @@ class TestDeadline:
         world = World()
         world.pods[1] = engine_pod(1, ready=False)
 
-        def wait(after: float) -> float | None:
-            now = T0 + timedelta(seconds=after)
-            return next_look(world.serving, world.children, world.observed, Outcome(), now=now)
-
-        assert wait(0) == 60
+        assert next_look(world, after=0) == 60
         after, found, writes = 0.0, said(world, after=0), 0
         while after < 86400:
-            after += wait(after) or 86400
+            after += next_look(world, after=after) or 86400
             now = said(world, after=after)
             assert now != found
             found, writes = now, writes + 1

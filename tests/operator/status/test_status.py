@@ -3,9 +3,9 @@
 import copy
 from datetime import timedelta
 
-from halffull_operator.status import Outcome, invalid, next_look
+from halffull_operator.status import invalid
 from tests.operator.plan.world import T0, World, at, body, engine_pod, gateway_pod
-from tests.operator.status.reading import CRASHED, said, verdicts
+from tests.operator.status.reading import CRASHED, next_look, said, verdicts
 
 
 def test_at_rest() -> None:
@@ -37,7 +37,7 @@ def test_nothing_changes_while_nothing_happens() -> None:
     world.body["status"] = said(world)
     for after in (11.0, 3600.0, 10**7):
         assert said(world, after=after) == world.body["status"]
-    assert next_look(world.serving, world.children, world.observed, Outcome(), now=T0) is None
+    assert next_look(world) is None
 
 
 def test_a_transition_time_changes_with_the_status_only() -> None:
@@ -81,6 +81,20 @@ def test_a_spec_that_cannot_be_used_changes_nothing_else() -> None:
         now=T0 + timedelta(days=1),
     )
     assert again == found
+
+
+def test_how_pods_are_is_told_whatever_the_spec_says() -> None:
+    world = World()
+    stored = {**copy.deepcopy(world.body), "status": said(world)}
+    world.pods = [engine_pod(0, ready=False, containerStatuses=CRASHED), engine_pod(1), gateway_pod(0, ready=False)]
+    now = said(world)
+    found = invalid(stored, field="spec.engine.args[0]", message="write maxModelLen", now=T0, found=now)
+    assert verdicts(found) == verdicts(now) | {"Applied": ("False", "InvalidSpec")}
+    assert verdicts(found)["Ready"] == ("False", "Starting")
+    assert (found["readyReplicas"], found["unhealthy"]) == (1, now["unhealthy"])
+    assert found["url"] == stored["status"]["url"]
+    well = invalid({**stored, "status": found}, field="spec", message="no", now=T0, found=said(World()))
+    assert "unhealthy" not in well
 
 
 def test_a_spec_that_cannot_be_used_from_the_beginning_is_not_ready() -> None:
