@@ -11,8 +11,15 @@ COMMANDS = {
     "replay": "send a recorded trace, open loop, to a server, and report the figures",
     "engine": "an emulated vLLM engine: OpenAI API, metrics and load report, no GPU",
     "probe": "what a client and the picker can see of an engine",
+    "simulate": "the code that ships under a virtual clock: the paper's figures, or one's own traffic",
+    "plan": "how many engines one's traffic needs for an objective, under each policy",
+    "calibrate": "measure an engine and fit the latency model that the simulator takes",
 }
-_MODULES = {"engine": "halffull_lab.engine_server", "replay": "halffull_lab.replay_command"}
+_MODULES = {
+    "engine": "halffull_lab.engine_server",
+    "replay": "halffull_lab.replay_command",
+    "calibrate": "halffull_lab.calibrate_command",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,4 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 # Errors that say in one line what a person can do; by name, so that nothing is imported for them.
-_EXPECTED = {"TraceError", "DemoError", "ChildError", "ReplayError"}
+_EXPECTED = {
+    "TraceError",
+    "DemoError",
+    "ChildError",
+    "ReplayError",
+    "CalibrationError",
+    "ProfileError",
+    "ExperimentError",
+}

@@ -23,7 +23,8 @@ a threshold there may be several, and newer requests may decode behind them; but
 only falls from step to step, except that of one which the end of the budget had cut, and nobody is behind that one.
 """
 
-from halffull_lab.engine_requests import EngineLimits, Output, Prompt, Request, StepPlan, Totals
+from halffull_lab.engine_accounts import Accounts
+from halffull_lab.engine_requests import EngineLimits, Output, Prompt, Request, StepPlan
 from halffull_lab.latency import LatencyModel
 from halffull_larry.ordering import Ordering
 from halffull_larry.snapshot import Snapshot
@@ -38,7 +39,8 @@ class Engine:
         self.ordering = ordering
         self.slowdown = 1.0
         """Every step takes this many times as long."""
-        self.totals = Totals()
+        self._accounts = Accounts()
+        self.totals = self._accounts.totals
         self.requests: dict[str, Request] = {}
         """Waiting and running."""
         self._running: dict[Request, None] = {}  # in the order of admission
@@ -54,13 +56,6 @@ class Engine:
         self._plan: StepPlan | None = None
         self._aborts: list[str] = []
         self._last_end = 0.0
-        self._busy = 0.0
-        self._computed = 0
-        self._first_tokens = 0
-        self._ttft = 0.0
-        self._prompt_tokens = 0
-        self._generation_tokens = 0
-        self._requests_done = 0
         self.snapshot = Snapshot()
         """The load report's part that changes; replaced after scheduling and after outputs, finishes and aborts."""
         self._publish(0.0)
@@ -84,6 +79,7 @@ class Engine:
         arrival: float,
         priority: int = 0,
         interval: int = 0,
+        max_tokens: int | None = None,
     ) -> Request:
         """Enqueue a sequence that will produce exactly `output_tokens`.
 
@@ -95,12 +91,13 @@ class Engine:
             priority: lower goes first.
             interval: `step_end` tells of the first token, of every `interval` tokens after it, and of the last;
                 0: of the first and the last only.
+            max_tokens: what its client allows, for who reserves it (`NoPreempt`); None: exactly `output_tokens`.
 
         Raises:
             PromptRefusedError: it could never run.
-            ValueError: the id is in use.
+            ValueError: the id is in use, or max_tokens below output_tokens.
         """
-        self.check(prompt_tokens=prompt.tokens, output_tokens=output_tokens)
+        self.check(prompt_tokens=prompt.tokens, output_tokens=max_tokens or output_tokens)
         if request_id in self.requests:
             raise ValueError(f"request {request_id!r} is in the engine already")
         request = Request(
@@ -110,6 +107,7 @@ class Engine:
             arrival=arrival,
             priority=priority,
             interval=interval,
+            max_tokens=max_tokens,
         )
         self.requests[request_id] = request
         self._enqueue(request, preempted=False)
@@ -154,13 +152,13 @@ class Engine:
             self._compute(request, chunk, blocks)
         if not preempted:
             reserved = self._reserved() if self._prefilling and prefill < budget else 0
-            while prefill < budget and len(self._running) < self.limits.max_num_seqs:
+            places = min(self.limits.max_num_seqs, len(self.requests))
+            while prefill < budget and len(self._running) < places:
                 request_id = self.ordering.peek()
-                if request_id is None:
-                    break
+                assert request_id is not None  # noqa: S101  not all run
                 request = self.requests[request_id]
                 whole = self._blocks(request.prefill_tokens)
-                if whole + reserved > self._free:
+                if not self._claim(request, whole + reserved):
                     break
                 self.ordering.pop()
                 self._running[request] = None
@@ -191,8 +189,9 @@ class Engine:
         step = self._step
         outputs: list[Output] = []
         totals = self.totals
-        self._busy += plan.duration
-        self._computed += plan.prefill_tokens + plan.decodes
+        accounts = self._accounts
+        accounts.busy_seconds += plan.duration
+        accounts.computed_tokens += plan.prefill_tokens + plan.decodes
         if plan.decodes:
             self._context += plan.decodes
             totals.generation_tokens += plan.decodes
@@ -216,7 +215,7 @@ class Engine:
         for request_id in self._aborts:
             self._abort(request_id)
         self._aborts.clear()
-        self.ordering.progress(computed_tokens=self._computed, busy_seconds=self._busy)
+        self.ordering.progress(computed_tokens=accounts.computed_tokens, busy_seconds=accounts.busy_seconds)
         self._publish(now)
         return outputs
 
@@ -234,6 +233,10 @@ class Engine:
             priority=request.priority,
             preempted=preempted,
         )
+
+    def _claim(self, request: Request, blocks: int) -> bool:  # noqa: ARG002  another policy looks at it
+        """Whether the head may be admitted, and if so it is: `blocks`, all it needs for its prefill, must be free."""
+        return blocks <= self._free
 
     def _chunk(self, request: Request, budget: int) -> int:
         """What a step computes of a request's prefill."""
@@ -273,17 +276,7 @@ class Engine:
 
     def _first_output(self, request: Request, now: float) -> Output:
         """The token that the end of a prefill gives: the request's first, or the next one after a preemption."""
-        totals = self.totals
-        request.generated += 1
-        totals.generation_tokens += 1
-        if request.first_token_at is None:
-            request.first_token_at = now
-            self._first_tokens += 1
-            self._ttft += now - request.arrival
-            totals.prompt_tokens += request.prompt.tokens
-        else:
-            totals.itl_seconds += now - request.last_token_at
-            totals.itl_count += 1
+        self._accounts.token(request, now)
         if request.generated == request.output_tokens:
             self._free += self._blocks(request.prefill_tokens)
             self._finish(request, now)
@@ -375,17 +368,7 @@ class Engine:
     def _finish(self, request: Request, now: float) -> None:
         del self.requests[request.request_id]
         del self._running[request]
-        request.finished_at = now
-        prompt = request.prompt
-        prompt.unfinished -= 1
-        self._generation_tokens += request.generated
-        if not prompt.unfinished:
-            self._prompt_tokens += prompt.tokens
-            self._requests_done += 1
-        totals = self.totals
-        totals.finished += 1
-        totals.finished_prompt_tokens += prompt.tokens
-        totals.e2e_seconds += now - request.arrival
+        self._accounts.finished(request, now)
 
     def _abort(self, request_id: str) -> bool:
         request = self.requests.pop(request_id, None)
@@ -402,7 +385,7 @@ class Engine:
     def _publish(self, now: float) -> None:
         limits = self.limits
         running = len(self._running)
-        self.snapshot = Snapshot(
+        self.snapshot = self._accounts.snapshot(
             now,
             self._queued,
             self._free * limits.block_size,
@@ -410,11 +393,4 @@ class Engine:
             running,
             len(self.requests) - running,
             self._step,
-            self._busy,
-            self._computed,
-            self._first_tokens,
-            self._ttft,
-            self._prompt_tokens,
-            self._generation_tokens,
-            self._requests_done,
         )

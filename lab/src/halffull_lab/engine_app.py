@@ -17,8 +17,8 @@ from halffull_lab.engine import Engine
 from halffull_lab.engine_loop import EngineLoop
 from halffull_lab.engine_metrics import CONTENT_TYPE, exposition
 from halffull_lab.engine_requests import EngineLimits, Output, Prompt, PromptRefusedError
-from halffull_lab.latency import PROFILES
 from halffull_lab.openai_api import Answer, ApiError, Generation, parse_generation, parse_json, text_tokens
+from halffull_lab.profiles import load_profile
 from halffull_larry.ordering import make_ordering
 from halffull_larry.report import Identity, render
 from halffull_larry.snapshot import Snapshot
@@ -39,6 +39,7 @@ class ServerOptions:
     """How an emulated engine is set up."""
 
     profile: str = "70b-2xh100"
+    """A built-in one's name, or a file's path."""
     policy: str = "FCFS"
     alpha: float = 1.0
     model: str = "emulated"
@@ -100,7 +101,7 @@ class EngineApp:
     """The ASGI application. Create it, and serve it, inside a running event loop."""
 
     def __init__(self, options: ServerOptions) -> None:
-        profile = PROFILES[options.profile]
+        profile = load_profile(options.profile)
         limits = options.limits or EngineLimits.of(profile)
         ordering = make_ordering(options.policy, alpha=options.alpha)
         self.options = options

@@ -86,6 +86,7 @@ class Request:
         "generated",
         "interval",
         "last_token_at",
+        "max_tokens",
         "next_event",
         "output_tokens",
         "phase",
@@ -97,11 +98,27 @@ class Request:
     )
 
     def __init__(
-        self, request_id: str, *, prompt: Prompt, output_tokens: int, arrival: float, priority: int, interval: int
+        self,
+        request_id: str,
+        *,
+        prompt: Prompt,
+        output_tokens: int,
+        arrival: float,
+        priority: int,
+        interval: int,
+        max_tokens: int | None = None,
     ) -> None:
+        """For the arguments see `Engine.add`.
+
+        Raises:
+            ValueError: max_tokens below output_tokens.
+        """
+        if max_tokens is not None and max_tokens < output_tokens:
+            raise ValueError(f"max_tokens is {max_tokens}, but the request will produce {output_tokens} tokens")
         self.request_id = request_id
         self.prompt = prompt
         self.output_tokens = output_tokens
+        self.max_tokens = output_tokens if max_tokens is None else max_tokens
         self.arrival = arrival
         self.priority = priority
         self.interval = interval

@@ -21,6 +21,7 @@ from halffull_lab.arguments import port, positive, positive_int
 from halffull_lab.engine_app import EngineApp, ServerOptions
 from halffull_lab.engine_requests import EngineLimits
 from halffull_lab.latency import PROFILES
+from halffull_lab.profiles import load_profile
 from halffull_larry.ordering import POLICIES
 from halffull_larry.report import LoadServer, listening_socket
 
@@ -86,7 +87,11 @@ def _naming(flag: str, host: str, port: int) -> Iterator[None]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `halffull engine`."""
     defaults = ServerOptions()
-    parser.add_argument("--profile", choices=sorted(PROFILES), default=defaults.profile, help="model and GPUs")
+    parser.add_argument(
+        "--profile",
+        default=defaults.profile,
+        help=f"model and GPUs: {', '.join(sorted(PROFILES))}, or a file from halffull calibrate (default: %(default)s)",
+    )
     parser.add_argument("--policy", choices=POLICIES, default=defaults.policy, help="order of the waiting queue")
     parser.add_argument("--alpha", type=float, default=defaults.alpha, help="of LARRY")
     parser.add_argument("--model", default=defaults.model, help="served name")
@@ -113,7 +118,7 @@ def _limits(args: argparse.Namespace) -> EngineLimits:
         for name in ("kv_tokens", "max_model_len", "max_num_seqs", "max_tokens_per_batch")
         if (value := getattr(args, name)) is not None
     }
-    profile = replace(PROFILES[args.profile], **given)
+    profile = replace(load_profile(args.profile), **given)
     if profile.kv_tokens < profile.block_size:
         raise ValueError(f"--kv-tokens {profile.kv_tokens}: less than a block of {profile.block_size}")
     return EngineLimits.of(profile)

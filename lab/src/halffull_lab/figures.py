@@ -86,9 +86,7 @@ def quantiles(values: NDArray[np.float64], qs: Sequence[float]) -> list[float]:
     ordered = np.partition(values, sorted({place for pair in pairs for place in pair}))
     found = []
     for place, (lower, upper) in zip(places, pairs, strict=True):
-        below, above, weight = float(ordered[lower]), float(ordered[upper]), place - lower
-        # ∞ − ∞ and 0 · ∞ are nan.
-        found.append(below if weight == 0 or below == above else below + weight * (above - below))
+        found.append(_between(float(ordered[lower]), float(ordered[upper]), place - lower))
     return found
 
 
@@ -119,6 +117,77 @@ class Ratio:
     high: float
 
 
+class Bootstrap:
+    """Which requests are drawn, for percentiles of several figures of the same requests with their uncertainty.
+
+    Requests are drawn by index, so that all figures and all runs of the same arrivals are seen on the same ones, and in
+    circular blocks of about √n neighbours (Politis and Romano 1992): waiting times of neighbours hang together, and
+    drawing them one by one would claim a precision that is not there. Of several runs, as with several seeds, runs are
+    drawn first and blocks within each; runs of the same arrivals are seen on the same blocks, for five runs of one
+    recording tell nothing of how another recording would have gone.
+    """
+
+    def __init__(self, counts: Sequence[int], *, seed: int, resamples: int = 500, same_arrivals: bool = False) -> None:
+        """Draw.
+
+        Args:
+            counts: requests of each run.
+            seed: of the drawing.
+            resamples: draws.
+            same_arrivals: the runs are of the same requests, and of as many.
+        """
+        rng = np.random.default_rng(seed)
+        self._times = [_drawn(counts, rng, same=same_arrivals) for _ in range(resamples if sum(counts) else 0)]
+
+    def percentiles(self, values: NDArray[np.float64], qs: Sequence[float]) -> NDArray[np.float64]:
+        """Percentiles of every draw.
+
+        Args:
+            values: float64[Σ counts], the runs' one after the other.
+            qs: percentiles, 0–100.
+
+        Returns:
+            float64[resamples, len(qs)].
+        """
+        order = np.argsort(values, kind="stable")
+        ordered = values[order]
+        found = np.empty((len(self._times), len(qs)))
+        for draw, times in enumerate(self._times):
+            up_to = np.cumsum(times[order], dtype=np.int64)
+            places = np.array(qs) / 100 * (up_to[-1] - 1)
+            lower = np.floor(places)
+            below = ordered[np.searchsorted(up_to, lower, side="right")]
+            above = ordered[np.searchsorted(up_to, np.minimum(lower + 1, up_to[-1] - 1), side="right")]
+            found[draw] = [_between(*row) for row in zip(below, above, places - lower, strict=True)]
+        return found
+
+
+def _drawn(counts: Sequence[int], rng: np.random.Generator, *, same: bool) -> NDArray[np.uint16]:
+    """How many times each request is drawn: uint16[Σ counts]."""
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    times = np.zeros(offsets[-1], dtype=np.uint16)
+    starts: NDArray[np.int64] | None = None
+    for run in rng.integers(0, len(counts), size=len(counts)) if len(counts) > 1 else [0]:
+        count = counts[run]
+        block = max(1, round(math.sqrt(count)))
+        if starts is None or not same:
+            starts = rng.integers(0, count, size=math.ceil(count / block))
+        lengths = np.full(len(starts), block)
+        lengths[-1] = count - block * (len(starts) - 1)  # as many requests as the run has
+        # Where blocks begin and end; one that runs over the end goes on at the beginning.
+        edges = np.bincount(starts, minlength=2 * count) - np.bincount(starts + lengths, minlength=2 * count)
+        covered = np.cumsum(edges)
+        times[offsets[run] : offsets[run + 1]] += (covered[:count] + covered[count:]).astype(np.uint16)
+    return times
+
+
+def interval(draws: NDArray[np.float64]) -> tuple[float, float]:
+    """The 95% interval of a figure's draws; nan counts as high: a draw without a figure never narrows it."""
+    ordered = np.sort(draws)
+    low, high = (float(ordered[round((len(ordered) - 1) * q / 100)]) for q in _CONFIDENCE)
+    return low, high
+
+
 def paired_ratios(
     numerator: NDArray[np.float64],
     denominator: NDArray[np.float64],
@@ -129,15 +198,11 @@ def paired_ratios(
 ) -> tuple[Ratio, ...]:
     """percentile(numerator) ÷ percentile(denominator) for each of `qs`, for two runs of the same arrivals.
 
-    The interval is a bootstrap's over requests, drawn by index so that both runs are seen on the same ones, and in
-    circular blocks of about √n neighbours (Politis and Romano 1992): waiting times of neighbours hang together, and
-    drawing them one by one would claim a precision that is not there.
-
     Args:
         numerator: float64[n].
         denominator: float64[n], same request at the same index.
         qs: percentiles, 0–100.
-        seed: of the drawing.
+        seed: of the drawing, see `Bootstrap`.
         resamples: bootstrap draws.
 
     Raises:
@@ -146,22 +211,24 @@ def paired_ratios(
     count = len(numerator)
     if count != len(denominator):
         raise ValueError(f"runs of {count} and {len(denominator)} requests are not paired")
-    values = [_ratio(above, below) for above, below in _both(numerator, denominator, qs)]
-    rng = np.random.default_rng(seed)
-    block = max(1, round(math.sqrt(count)))
-    draws = np.empty((resamples, len(qs)))
-    for draw in range(resamples if count else 0):
-        starts = rng.integers(0, count, size=math.ceil(count / block))
-        chosen = ((starts[:, None] + np.arange(block)) % count).ravel()[:count]
-        draws[draw] = [_ratio(above, below) for above, below in _both(numerator[chosen], denominator[chosen], qs)]
-    draws.sort(axis=0)  # nan last: a draw without a figure widens the interval upwards, never narrows it
-    low, high = (draws[round((resamples - 1) * q / 100)] for q in _CONFIDENCE)
-    return tuple(
-        Ratio(value, float(low[place]), float(high[place]))
-        if math.isfinite(value)
-        else Ratio(math.nan, math.nan, math.nan)
-        for place, value in enumerate(values)
-    )
+    bootstrap = Bootstrap([count], seed=seed, resamples=resamples)
+    above, below = bootstrap.percentiles(numerator, qs), bootstrap.percentiles(denominator, qs)
+    values = zip(quantiles(numerator, qs), quantiles(denominator, qs), strict=True)
+    return tuple(ratio(value, above[:, place], under, below[:, place]) for place, (value, under) in enumerate(values))
+
+
+def ratio(numerator: float, above: NDArray[np.float64], denominator: float, below: NDArray[np.float64]) -> Ratio:
+    """A ratio of two figures, and its interval from their draws: float64[resamples] each, paired."""
+    value = _ratio(numerator, denominator)
+    if not math.isfinite(value):
+        return Ratio(math.nan, math.nan, math.nan)
+    draws = np.array([_ratio(*pair) for pair in zip(above.tolist(), below.tolist(), strict=True)])
+    return Ratio(value, *interval(draws))
+
+
+def _between(below: float, above: float, weight: float) -> float:
+    # ∞ − ∞ and 0 · ∞ are nan.
+    return below if weight == 0 or below == above else below + weight * (above - below)
 
 
 def unequal_failures(errors: Mapping[str, int]) -> str:
@@ -175,12 +242,6 @@ def unequal_failures(errors: Mapping[str, int]) -> str:
 def finite_or_none(value: float) -> float | None:
     """For JSON, which has neither infinity nor nan."""
     return value if math.isfinite(value) else None
-
-
-def _both(
-    numerator: NDArray[np.float64], denominator: NDArray[np.float64], qs: Sequence[float]
-) -> list[tuple[float, float]]:
-    return list(zip(quantiles(numerator, qs), quantiles(denominator, qs), strict=True))
 
 
 def _ratio(numerator: float, denominator: float) -> float:

@@ -10,7 +10,7 @@ from typing import Final
 class LatencyModel:
     """The time of one step, in ms, of n = prefill + decode tokens, B decode sequences, KV = Σ context of the decodes.
 
-    T = lin(n) + ew(n) + a0 + .0055·B + k·KV + q·Σ s·(p + s/2) + host, where s is a prefill chunk at offset p
+    T = lin(n) + ew(n) + a0 + b·B + k·KV + q·Σ s·(p + s/2) + host, where s is a prefill chunk at offset p
 
     - lin: matrix products, memory-bound below a floor; ew: element-wise work; a0: what every attention call costs;
       host: the CPU's share of a step.
@@ -37,9 +37,8 @@ class LatencyModel:
     """q, ms per pair of a prefill token and a token before it."""
     host: float = 2.0
     """ms per step."""
-
-    PER_DECODE: Final = 0.0055
-    """ms per decode sequence."""
+    per_decode: float = 0.0055
+    """b, ms per decode sequence."""
 
     def step_seconds(
         self, *, prefill_tokens: int, decodes: int, decode_context: int, prefill_pairs: float = 0.0
@@ -57,7 +56,7 @@ class LatencyModel:
             max(self.floor, self.base + self.matmul_per_token * tokens)
             + self.fixed
             + self.per_token * tokens
-            + self.PER_DECODE * decodes
+            + self.per_decode * decodes
             + self.per_kv_token * decode_context
             + self.per_prefill_pair * prefill_pairs
             + self.host

@@ -14,15 +14,15 @@ from halffull_lab.figures import percentile
 from halffull_lab.results import Comparison, Result
 
 # Okabe and Ito's palette, told apart by people with any colour vision.
-_COLOURS = {
+COLOURS = {
     "SAL": "#0072B2",
     "SALPlus": "#009E73",
     "LeastRequest": "#D55E00",
     "RoundRobin": "#CC79A7",
     "Random": "#8C8C8C",
 }
-_ENGINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#000000")
-_STYLE: Any = {  # typed by matplotlib as a literal of every name that it knows
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#000000")
+STYLE: Any = {  # typed by matplotlib as a literal of every name that it knows
     "font.family": "sans-serif",
     "font.size": 9.5,
     "axes.spines.top": False,
@@ -40,6 +40,7 @@ _STYLE: Any = {  # typed by matplotlib as a literal of every name that it knows
     "ytick.color": "#555555",
     "legend.frameon": False,
     "svg.hashsalt": "halffull",  # the same figures give the same file
+    "text.parse_math": False,  # a label with two dollars is no formula
 }
 _BINS = 18  # bins of prompt length
 _IN_BIN = 15  # requests that a bin needs for a p95
@@ -56,7 +57,7 @@ def ttft_cdf(comparison: Comparison) -> str:
             axes.plot(times[came], share[came], color=_colour(result), label=result.policy, linewidth=1.7)
         axes.set_xscale("log")
         axes.set_ylim(0, 1.005)
-        axes.xaxis.set_major_formatter(_PLAIN)
+        axes.xaxis.set_major_formatter(PLAIN)
         axes.set_xlabel("TTFT (s)")
         axes.set_ylabel("share of requests")
         axes.legend(loc="lower right")
@@ -82,8 +83,8 @@ def ttft_by_prompt(comparison: Comparison) -> str:
                 axes.plot(middle, line, style, color=_colour(result), label=label, linewidth=1.6)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.xaxis.set_major_formatter(_PLAIN)
-        axes.yaxis.set_major_formatter(_PLAIN)
+        axes.xaxis.set_major_formatter(PLAIN)
+        axes.yaxis.set_major_formatter(PLAIN)
         axes.set_xlabel("prompt tokens")
         axes.set_ylabel("TTFT (s): p95 solid, median dotted")
         axes.legend(loc="lower right")
@@ -100,7 +101,7 @@ def queued_tokens(comparison: Comparison) -> str:
     if not runs:
         return ""
     rows = (len(runs) + 1) // 2
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.4, 1.9 * rows + 0.5), layout="constrained")
         grid = figure.subplots(rows, 2, sharey=True, squeeze=False)
         for axes in grid.flat[len(runs) :]:
@@ -109,7 +110,7 @@ def queued_tokens(comparison: Comparison) -> str:
             times = [sample.at for sample in result.load]
             for place, address in enumerate(result.load[0].queued):
                 queued = [sample.queued.get(address, np.nan) / 1000 for sample in result.load]
-                axes.plot(times, queued, color=_ENGINE_COLOURS[place % len(_ENGINE_COLOURS)], linewidth=0.9)
+                axes.plot(times, queued, color=PALETTE[place % len(PALETTE)], linewidth=0.9)
             if kill is not None and result is kill.result:
                 axes.axvspan(kill.killed_at, kill.back_at, color="#f3d9d3", zorder=0, label="no picker")
                 axes.legend(loc="upper right")
@@ -120,30 +121,31 @@ def queued_tokens(comparison: Comparison) -> str:
             axes.set_ylabel("queued (1,000 tokens)")
         for axes in grid[-1]:
             axes.set_xlabel("time (s)")
-        return _svg(figure)
+        return svg(figure)
 
 
 def _panels(comparison: Comparison, draw: Callable[[Any, Sequence[Result]], None]) -> str:
     """One panel for each kind of engine, side by side on one scale."""
     engines = list(dict.fromkeys(result.engine for result in comparison.results))
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.2 * max(len(engines), 1.4), 3.7), layout="constrained")
         grid = figure.subplots(1, len(engines), sharex=True, sharey=True, squeeze=False)
         for axes, engine in zip(grid.flat, engines, strict=True):
             draw(axes, [result for result in comparison.results if result.engine == engine])
             axes.set_title(f"{engine} engines" if engine else "own engines")
-        return _svg(figure)
+        return svg(figure)
 
 
 def _colour(result: Result) -> str:
-    return _COLOURS.get(result.policy, "#000000")
+    return COLOURS.get(result.policy, "#000000")
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """Inline SVG; the same figure gives the same text."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", dpi=150, metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]  # without the XML prologue, which HTML does not take
 
 
-_PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
+PLAIN = FuncFormatter(lambda value, _: f"{value:g}")

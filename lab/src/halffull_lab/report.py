@@ -11,14 +11,7 @@ from halffull_lab.table import BAND_NAMES, fault_lines, headline, rows
 
 def write_html(comparison: Comparison, path: Path) -> None:
     """Write the report; one file, nothing loaded from anywhere."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("halffull_lab"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("report.html.j2").render(
+    page = template("report.html.j2").render(
         comparison=comparison,
         rows=rows(comparison),
         bands=BAND_NAMES,
@@ -32,3 +25,15 @@ def write_html(comparison: Comparison, path: Path) -> None:
         },
     )
     path.write_text(page, encoding="utf-8")
+
+
+def template(name: str) -> jinja2.Template:
+    """One of the lab's pages."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("halffull_lab"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)

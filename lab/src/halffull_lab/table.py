@@ -94,7 +94,7 @@ def fault_lines(comparison: Comparison) -> list[str]:
     return [
         what,
         "Its cost, against the same requests undisturbed: "
-        + "; ".join(f"TTFT p{q} {_times(fault, q)} (×{_interval(ratios[f'ttft_p{q}'])})" for q in (50, 95))
+        + "; ".join(f"TTFT p{q} {_times(fault, q)} (×{ratio_text(ratios[f'ttft_p{q}'])})" for q in (50, 95))
         + ".",
     ]
 
@@ -123,7 +123,7 @@ def _row(result: Result, against: dict[str, Ratio]) -> Row:
         tgt=tuple(seconds(percentile(result.outcomes.tgt, q)) for q in (50, 95)),
         errors=str(result.outcomes.errors),
         gain=tuple(
-            _interval(against[name]) if name in against else "1" if _is_baseline(result) else "–" for name in GAINS
+            ratio_text(against[name]) if name in against else "1" if _is_baseline(result) else "–" for name in GAINS
         ),
         valid=not result.invalid,
         baseline=_is_baseline(result),
@@ -149,7 +149,8 @@ def seconds(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _interval(ratio: Ratio) -> str:
+def ratio_text(ratio: Ratio) -> str:
+    """`1.42 [1.31–1.55]`; – where failures leave no ratio, ? for a bound that falls on one."""
     if math.isnan(ratio.value):
         return "–"
     low, high = (f"{bound:.2f}" if math.isfinite(bound) else "?" for bound in (ratio.low, ratio.high))

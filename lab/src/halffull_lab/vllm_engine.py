@@ -21,8 +21,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request as VLLMRequest
 from vllm.v1.request import RequestStatus
 
-from halffull_lab.engine_requests import EngineLimits, Output, Prompt, Request, StepPlan, Totals
+from halffull_lab.engine_accounts import Accounts
+from halffull_lab.engine_requests import EngineLimits, Output, Prompt, Request, StepPlan
 from halffull_lab.latency import LatencyModel
+from halffull_lab.vllm_policies import OracleScheduler
 from halffull_lab.vllm_scheduler import STOCK, make_scheduler
 from halffull_larry.snapshot import Snapshot
 
@@ -59,7 +61,7 @@ class VLLMEngine:
             latency: how long a step takes.
             limits: of the engine; the KV cache has `limits.total_blocks` blocks that can be used. The threshold for
                 long prefills is among them.
-            policy: one that `halffull_larry.Scheduler` takes, or `STOCK`.
+            policy: one of `halffull_lab.engine_policies.ENGINE_POLICIES`, or `STOCK`.
             alpha: LARRY's α.
             asynchronous: vLLM's asynchronous scheduling (its default where it serves).
             adaptive_threshold: vLLM's long_prefill_token_threshold_adaptive, which the emulated core has not.
@@ -69,7 +71,8 @@ class VLLMEngine:
         self.asynchronous = asynchronous
         self.slowdown = 1.0
         """Every step takes this many times as long."""
-        self.totals = Totals()
+        self._accounts = Accounts()
+        self.totals = self._accounts.totals
         self.requests: dict[str, Request] = {}
         """Waiting and running."""
         self._now = 0.0
@@ -77,6 +80,8 @@ class VLLMEngine:
             limits, policy=policy, alpha=alpha, asynchronous=asynchronous, adaptive_threshold=adaptive_threshold
         )
         """vLLM's, or the plugin's."""
+        if isinstance(self.scheduler, OracleScheduler):
+            self.scheduler.known = self.requests
         if policy != STOCK:
             self.scheduler.clock = self.scheduler.timer = lambda: self._now
         self._pool = self.scheduler.kv_cache_manager.block_pool
@@ -87,13 +92,6 @@ class VLLMEngine:
         self._aborts: list[str] = []
         self._queued = 0  # tokens
         self._steps = 0
-        self._busy = 0.0
-        self._computed = 0
-        self._first_tokens = 0
-        self._ttft = 0.0
-        self._prompt_tokens = 0
-        self._generation_tokens = 0
-        self._requests_done = 0
         self.snapshot = Snapshot()
         """The load report's part that changes, from this module's own sums."""
         self._publish()
@@ -117,14 +115,15 @@ class VLLMEngine:
         arrival: float,
         priority: int = 0,
         interval: int = 0,
+        max_tokens: int | None = None,
     ) -> Request:
         """Enqueue a sequence that will produce exactly `output_tokens`; for the arguments see `Engine.add`.
 
         Raises:
             PromptRefusedError: it could never run.
-            ValueError: the id is in use.
+            ValueError: the id is in use, or max_tokens below output_tokens.
         """
-        self.check(prompt_tokens=prompt.tokens, output_tokens=output_tokens)
+        self.check(prompt_tokens=prompt.tokens, output_tokens=max_tokens or output_tokens)
         if request_id in self.requests:
             raise ValueError(f"request {request_id!r} is in the engine already")
         request = Request(
@@ -134,6 +133,7 @@ class VLLMEngine:
             arrival=arrival,
             priority=priority,
             interval=interval,
+            max_tokens=max_tokens,
         )
         self.requests[request_id] = request
         self._queued += prompt.tokens
@@ -209,17 +209,18 @@ class VLLMEngine:
         self._now = now
         self._flying = None
         self._steps += 1
-        self._busy += self._seconds
-        self._computed += batch.prefill_tokens + batch.decodes
+        self._accounts.busy_seconds += self._seconds
+        self._accounts.computed_tokens += batch.prefill_tokens + batch.decodes
         outputs: list[Output] = []
         for of_client in self.scheduler.update_from_output(batch.scheduled, batch.sampled).values():
             for output in of_client.outputs:
                 request = self.requests[output.request_id]
-                self._token(request, now)
+                self._accounts.token(request, now)
                 generated = request.generated
                 finished = output.finish_reason is not None
                 if finished:
-                    self._finish(request, now)
+                    self._forget(request)
+                    self._accounts.finished(request, now)
                 interval = request.interval
                 if finished or generated == 1 or (interval and (generated - 1) % interval == 0):
                     outputs.append(Output(request, generated, finished))
@@ -293,34 +294,6 @@ class VLLMEngine:
         request.prefill_tokens = tokens
         request.prefill_done = 0
 
-    def _token(self, request: Request, now: float) -> None:
-        totals = self.totals
-        request.generated += 1
-        totals.generation_tokens += 1
-        if request.first_token_at is None:
-            request.first_token_at = now
-            self._first_tokens += 1
-            self._ttft += now - request.arrival
-            totals.prompt_tokens += request.prompt.tokens
-        else:
-            totals.itl_seconds += now - request.last_token_at
-            totals.itl_count += 1
-        request.last_token_at = now
-
-    def _finish(self, request: Request, now: float) -> None:
-        self._forget(request)
-        request.finished_at = now
-        prompt = request.prompt
-        prompt.unfinished -= 1
-        self._generation_tokens += request.generated
-        if not prompt.unfinished:
-            self._prompt_tokens += prompt.tokens
-            self._requests_done += 1
-        totals = self.totals
-        totals.finished += 1
-        totals.finished_prompt_tokens += prompt.tokens
-        totals.e2e_seconds += now - request.arrival
-
     def _abort(self, request_id: str) -> bool:
         request = self.requests.get(request_id)
         if request is None:
@@ -339,7 +312,7 @@ class VLLMEngine:
     def _publish(self) -> None:
         limits = self.limits
         running = len(self.scheduler.running)
-        self.snapshot = Snapshot(
+        self.snapshot = self._accounts.snapshot(
             self._now,
             self._queued,
             self._pool.get_num_free_blocks() * limits.block_size,
@@ -347,11 +320,4 @@ class VLLMEngine:
             running,
             len(self.requests) - running,
             self._steps,
-            self._busy,
-            self._computed,
-            self._first_tokens,
-            self._ttft,
-            self._prompt_tokens,
-            self._generation_tokens,
-            self._requests_done,
         )

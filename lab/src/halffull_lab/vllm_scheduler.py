@@ -17,7 +17,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.structured_output import StructuredOutputManager
 
+import halffull_larry
 from halffull_lab.engine_requests import EngineLimits
+from halffull_lab.vllm_policies import LAB_POLICIES
 
 STOCK: Final = "Stock"
 """The policy's name for vLLM's own scheduler, without the plugin."""
@@ -43,6 +45,7 @@ def make_scheduler(
 ) -> Any:
     """A new scheduler; for the arguments see `halffull_lab.vllm_engine.VLLMEngine`."""
     plugin = policy != STOCK
+    order = "FCFS" if policy in LAB_POLICIES else policy
     config = VllmConfig(
         model_config=_model_config(limits.max_model_len),
         scheduler_config=SchedulerConfig(
@@ -56,14 +59,14 @@ def make_scheduler(
             long_prefill_token_threshold_adaptive=adaptive_threshold,
         ),
         cache_config=CacheConfig(block_size=limits.block_size, enable_prefix_caching=False),
-        additional_config={"larry": {"policy": policy, "alpha": alpha, "load_port": None}} if plugin else {},
+        additional_config={"larry": {"policy": order, "alpha": alpha, "load_port": None}} if plugin else {},
     )
     # VllmConfig turns it off where it finds no executor that could do it; there is none here at all.
     config.scheduler_config.async_scheduling = asynchronous
     blocks = limits.total_blocks + 1  # vLLM keeps block 0 for itself
     config.cache_config.num_gpu_blocks = blocks
     spec = FullAttentionSpec(block_size=limits.block_size, num_kv_heads=1, head_size=1, dtype=config.model_config.dtype)
-    return _scheduler_class(plugin=plugin, asynchronous=asynchronous)(
+    return _scheduler_class(policy, asynchronous=asynchronous)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
@@ -74,11 +77,11 @@ def make_scheduler(
     )
 
 
-def _scheduler_class(*, plugin: bool, asynchronous: bool) -> Any:
-    if not plugin:
+def _scheduler_class(policy: str, *, asynchronous: bool) -> Any:
+    if policy == STOCK:
         return AsyncScheduler if asynchronous else Scheduler
-    import halffull_larry  # noqa: PLC0415  it loads its scheduler, and with it vLLM, when the class is asked for
-
+    if policy in LAB_POLICIES:
+        return LAB_POLICIES[policy][asynchronous]
     return halffull_larry.Scheduler if asynchronous else halffull_larry.SyncScheduler
 
 

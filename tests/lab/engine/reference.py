@@ -1,9 +1,12 @@
 """vLLM V1's synchronous scheduling, written request by request: the slow truth that the fast engine must equal."""
 
+import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from halffull_lab.engine_requests import EngineLimits
-from halffull_larry.ordering import Ordering
+from halffull_larry.ordering import FCFS, make_ordering
 
 
 @dataclass(eq=False)
@@ -12,6 +15,7 @@ class Sequence:
     arrival: float
     prompt: int
     output: int
+    max_tokens: int
     computed: int = 0
     generated: int = 0
     blocks: int = 0
@@ -21,9 +25,13 @@ class Sequence:
     def tokens(self) -> int:
         return self.prompt + self.generated
 
+    @property
+    def remaining(self) -> int:
+        return self.output - self.generated
+
 
 class ReferenceEngine:
-    def __init__(self, *, limits: EngineLimits, ordering: Ordering) -> None:
+    def __init__(self, *, limits: EngineLimits, ordering: Any) -> None:
         self.limits = limits
         self.ordering = ordering
         self.all: dict[str, Sequence] = {}
@@ -32,8 +40,8 @@ class ReferenceEngine:
         self.free = limits.total_blocks
         self.steps = self.computed = 0
 
-    def add(self, request_id: str, prompt: int, output: int, arrival: float) -> None:
-        self.all[request_id] = Sequence(request_id, arrival, prompt, output)
+    def add(self, request_id: str, prompt: int, output: int, arrival: float, max_tokens: int | None = None) -> None:
+        self.all[request_id] = Sequence(request_id, arrival, prompt, output, max_tokens or output)
         self.ordering.add(request_id, arrival=arrival, tokens=prompt)
 
     def allocate(self, sequence: Sequence, upto: int) -> bool:
@@ -87,7 +95,6 @@ class ReferenceEngine:
             while not self.allocate(sequence, sequence.computed + count):
                 victim = self.running.pop()
                 self.release(victim)
-                victim.computed = 0
                 preempted.append(victim)
                 if victim is sequence:
                     break
@@ -100,9 +107,16 @@ class ReferenceEngine:
                 context += sequence.computed
             index += 1
         for victim in preempted:
-            victim.decoding = False
-            self.ordering.add(victim.request_id, arrival=victim.arrival, tokens=victim.tokens, preempted=True)
+            self.wait_again(victim)
         return len(preempted), decodes, context
+
+    def wait_again(self, victim: Sequence) -> None:
+        victim.computed = 0
+        victim.decoding = False
+        self.ordering.add(victim.request_id, arrival=victim.arrival, tokens=victim.tokens, preempted=True)
+
+    def fits(self, sequence: Sequence) -> bool:
+        return -(-sequence.tokens // self.limits.block_size) + self.still_needed() <= self.free
 
     def schedule_waiting(self) -> int:
         budget = self.limits.max_tokens_per_batch - sum(self.scheduled.values())
@@ -112,7 +126,7 @@ class ReferenceEngine:
             if request_id is None:
                 break
             sequence = self.all[request_id]
-            if -(-sequence.tokens // self.limits.block_size) + self.still_needed() > self.free:
+            if not self.fits(sequence):
                 break
             self.ordering.pop()
             count = self.chunk(sequence, budget)
@@ -148,3 +162,112 @@ class ReferenceEngine:
         waiting = sum(self.all[request_id].tokens for request_id in self.ordering)
         running = (one for one in self.running if not one.decoding)
         return waiting + sum(one.tokens - one.computed - self.scheduled.get(one, 0) for one in running)
+
+
+class NoPreemptReference(ReferenceEngine):
+    def __init__(self, limits: EngineLimits) -> None:
+        super().__init__(limits=limits, ordering=FCFS())
+
+    def fits(self, sequence: Sequence) -> bool:
+        size = self.limits.block_size
+        last = [one.prompt + one.max_tokens - 1 for one in (*self.running, sequence)]
+        return sum(-(-tokens // size) for tokens in last) <= self.limits.total_blocks
+
+
+class ShortestFirst:
+    """A list, searched whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Sequence] = []
+        self.all: dict[str, Sequence] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([one.request_id for one in self.waiting])
+
+    def start_step(self, now: float) -> None:
+        pass
+
+    def add(self, request_id: str, **_: Any) -> None:
+        self.waiting.append(self.all[request_id])
+
+    def peek(self) -> str | None:
+        best = min(self.waiting, key=lambda one: (one.remaining, one.arrival), default=None)
+        return best.request_id if best else None
+
+    def pop(self) -> None:
+        self.remove(self.peek())
+
+    def remove(self, request_id: str | None) -> None:
+        self.waiting = [one for one in self.waiting if one.request_id != request_id]
+
+
+class TRAILReference(ReferenceEngine):
+    """Whom to preempt is found by trying: fewer first, each time a whole step on a copy of everything."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        super().__init__(limits=limits, ordering=ShortestFirst())
+        self.ordering.all = self.all
+        self.forced = 0
+
+    def schedule(self, now: float) -> tuple[int, int, int, int, int] | None:
+        forced = self.make_room()
+        plan = super().schedule(now)
+        if plan is None:
+            return None
+        assert not plan[-1]
+        return (*plan[:-1], forced)
+
+    def preempt(self, count: int, *, longer_than: int = -1) -> bool:
+        """The `count` with the most remaining; False if there are not so many."""
+        # Sorted is stable: of those that are equal the one admitted last stands last.
+        order = sorted(self.running, key=lambda one: (one.remaining, one.arrival))
+        victims = [one for one in order if one.remaining > longer_than][::-1][:count]
+        for victim in victims:
+            self.running.remove(victim)
+            self.release(victim)
+            self.wait_again(victim)
+        return len(victims) == count
+
+    def make_room(self) -> int:
+        forced = 0
+        size = self.limits.block_size
+        while sum(-(-one.tokens // size) for one in self.running) > self.limits.total_blocks:
+            self.preempt(1)
+            forced += 1
+        while True:
+            head = self.turned_away()
+            if head is None:
+                return forced
+            for count in range(1, len(self.running) + 1):
+                trial = copy.deepcopy(self)
+                if not trial.preempt(count, longer_than=head.remaining):
+                    return forced
+                trial.step()
+                if any(one.request_id == head.request_id for one in trial.running):
+                    self.preempt(count, longer_than=head.remaining)
+                    forced += count
+                    break
+            else:
+                return forced
+
+    def step(self) -> None:
+        self.scheduled = {}
+        self.schedule_running()
+        self.schedule_waiting()
+
+    def turned_away(self) -> Sequence | None:
+        """Whose turn comes in the next step as it stands, while budget is left, and who does not get in."""
+        trial = copy.deepcopy(self)
+        trial.step()
+        head = trial.ordering.peek()
+        if head is None or sum(trial.scheduled.values()) == self.limits.max_tokens_per_batch:
+            return None
+        return self.all[head]
+
+
+def make_reference(policy: str, limits: EngineLimits) -> ReferenceEngine:
+    if policy == "NoPreempt":
+        return NoPreemptReference(limits)
+    if policy == "TRAILPlus":
+        return TRAILReference(limits)
+    return ReferenceEngine(limits=limits, ordering=make_ordering(policy))

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from halffull_lab import engine_policies
 from halffull_lab.engine import Engine
 from halffull_lab.engine_requests import EngineLimits, Prompt, Request
 from halffull_lab.latency import PROFILES
-from halffull_larry.ordering import make_ordering
 
 
 class Arrival(NamedTuple):
@@ -24,7 +24,9 @@ def make_engine(policy: str = "FCFS", *, profile: str = "70b-2xh100", alpha: flo
         "block_size": preset.block_size,
         "total_blocks": preset.kv_tokens // preset.block_size,
     } | limits
-    return Engine(latency=preset.latency, limits=EngineLimits(**values), ordering=make_ordering(policy, alpha=alpha))
+    return engine_policies.make_engine(
+        latency=preset.latency, limits=EngineLimits(**values), policy=policy, alpha=alpha
+    )
 
 
 def run(engine: Engine, arrivals: Iterable[Arrival]) -> Sequence[Request]:
