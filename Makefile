@@ -6,7 +6,7 @@ ARGS ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-operator soak lint format bench bench-vllm bench-operator lock schemas crd wheels clean
+.PHONY: help demo test test-vllm test-operator soak lint format bench bench-vllm bench-operator results lock schemas crd wheels clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,7 +21,7 @@ $(VENV)/.ready: requirements/bootstrap.txt requirements/dev.txt VERSION pyprojec
 
 .venv-vllm/newest/.ready: requirements/vllm.txt
 .venv-vllm/oldest/.ready: requirements/vllm-oldest.txt
-.venv-vllm/%/.ready: hack/vllm-env requirements/vllm-test.txt VERSION larry/pyproject.toml lab/pyproject.toml | $(VENV)/.ready
+.venv-vllm/%/.ready: hack/vllm-env requirements/vllm-test.txt VERSION larry/pyproject.toml extproc/pyproject.toml lab/pyproject.toml | $(VENV)/.ready
 	$(BIN)/python hack/vllm-env $*
 	@touch $@
 
@@ -61,6 +61,9 @@ bench-vllm: .venv-vllm/newest/.ready  ## the scheduler plugin's cost on vLLM's c
 bench-operator: $(VENV)/.ready  ## what 1,000 LLMServings cost the operator; writes build/bench/operator.json
 	hack/cluster/cluster build kwok
 	PYTHONPATH=. $(BIN)/python hack/bench_operator $(ARGS)
+
+results: $(VENV)/.ready  ## every experiment of the lab, and docs/results.md anew from it (ARGS=--quick: a few, small; the page stays)
+	$(BIN)/python hack/results $(ARGS)
 
 schemas: $(VENV)/.ready  ## write schemas/ anew from the code (a test compares)
 	$(BIN)/halffull-extproc schema picker > schemas/picker.schema.json

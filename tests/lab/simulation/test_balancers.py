@@ -97,14 +97,30 @@ def test_a_rule_picks_a_row_with_the_lowest_load(  # noqa: C901 (a branch per ac
             if ticket in model.prefilling:  # refused, or its only token was its last
                 model.prefilling.remove(ticket)
         elif action == "poll" and model.rows:
-            row, age = first % model.rows, 0.01 * second
+            row = first % model.rows
+            _, before = model.reports.get(row, (None, -math.inf))
+            age = min(0.01 * second, now - before)  # an engine's snapshots do not go back
             figures = {"running": second, "waiting": first % 3, "queued_tokens": 500 * second, "age": age}
-            model.reports[row] = poll(balancer, row, sent=now, now=now, **figures), now - age
+            model.reports[row] = poll(balancer, row, sent=now, now=now, **figures), max(before, now - age)
         assert balancer._loads == [load(row) for row in range(model.rows)]
     for ticket in model.under_way:
         balancer.close(ticket, now=now)
     if name != "Llumnix":
         assert balancer._loads == [0.0] * model.rows
+
+
+def test_prompt_tokens_are_taken_off_once_at_the_first_token_or_at_the_end() -> None:
+    balancer = make_balancer("LeastTokens", CONFIG, rng=random.Random(0))
+    balancer.join(0, now=0.0)
+    answered, refused = balancer.pick(4_000, now=0.0), balancer.pick(8_000, now=0.0)
+    loads = [balancer._loads[0]]  # type: ignore[attr-defined]
+    for call in (balancer.first_token, balancer.first_token):
+        call(answered)
+        loads.append(balancer._loads[0])  # type: ignore[attr-defined]
+    for ticket in (answered, refused):
+        balancer.close(ticket, now=1.0)
+        loads.append(balancer._loads[0])  # type: ignore[attr-defined]
+    assert loads == [3_000, 2_000, 2_000, 2_000, 0]
 
 
 def ties(name: str, rows: int, seed: int) -> int:

@@ -150,6 +150,8 @@ def test_an_answer_is_the_engine_s_own_at_the_moment_it_was_asked() -> None:
         for left, report in zip(sent, witness.reports(row), strict=True):
             assert report.boot_id == f"engine-{row}"
             assert report.requests == (finished <= left + HOP).sum()
+            if not report.running + report.waiting and report.requests:  # idle since its last step
+                assert report.age == pytest.approx(left + HOP - finished[finished <= left + HOP].max(), abs=2e-6)
         assert max(report.running for report in witness.reports(row)) > 1
 
 

@@ -242,10 +242,10 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil
     command.communicate()
 
 
-def busy(command: subprocess.Popen[str], processes: list[psutil.Process]) -> bool:
+def busy(command: subprocess.Popen[str], processes: list[psutil.Process], *, seconds: float = 0.3) -> bool:
     """Both workers are at work: they have used some time of a core."""
     processes[1:] = psutil.Process(command.pid).children(recursive=True)
-    return sum(process.cpu_times().user > 0.3 for process in processes[1:]) >= 2
+    return sum(process.cpu_times().user > seconds for process in processes[1:]) >= 2
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "killed"])
@@ -254,7 +254,11 @@ async def test_nothing_is_left_of_a_run_that_is_interrupted(
 ) -> None:
     command, processes = running
     await until(lambda: busy(command, processes), within=100)
-    if how == "Ctrl-C":  # the terminal sends it to every process
+    if how == "Ctrl-C":  # the terminal sends it to every process, and it is the command's to handle
+        for process in processes[1:]:
+            process.send_signal(signal.SIGINT)
+        await until(lambda: command.poll() is not None or busy(command, processes, seconds=1.0), within=100)
+        assert command.poll() is None
         os.killpg(command.pid, signal.SIGINT)
     else:
         command.kill()

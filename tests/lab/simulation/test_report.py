@@ -17,7 +17,7 @@ from halffull_lab.simulate import plain_console
 from halffull_lab.simulation import report
 from halffull_lab.simulation.campaign import CellRuns, Schedule
 from halffull_lab.simulation.cluster import Run
-from halffull_lab.simulation.experiment import Experiment
+from halffull_lab.simulation.experiment import Case, Experiment
 from halffull_lab.simulation.report import schedule_text, tables, warnings, write_html
 from halffull_lab.simulation.summary import CellSummary, results_json, summarize
 from halffull_lab.table import seconds
@@ -102,6 +102,20 @@ def test_figures_are_of_all_seeds_and_ratios_reference_by_this() -> None:
     assert slow.figures["tpot_p50"].value == pytest.approx(0.1)
     assert slow.gains == {}
     assert (slow.requests, slow.errors, slow.preemptions, slow.busy) == (200, 0, 6, 0.6)
+
+
+def test_seeds_of_one_recording_do_not_narrow_an_interval_as_others_do() -> None:
+    times = np.random.default_rng(0).lognormal(-1, 0.5, 100)
+
+    def width(arrivals: str) -> float:
+        of = experiment(seeds=5, case=Case(arrivals=arrivals))
+        (cell,) = of.cells()
+        runs = {variant: tuple(run(times) for _ in range(5)) for variant in cell.cases}
+        schedule = Schedule(rate=11.0, saturation=20.0, notes=())
+        figure = summarize(CellRuns(cell=cell, schedule=schedule, runs=runs), reference="SAL").variants["SAL"].figures
+        return figure["ttft_p50"].high - figure["ttft_p50"].low
+
+    assert width("recorded") > 1.4 * width("poisson")
 
 
 def test_baseline_is_what_others_are_set_against() -> None:
