@@ -21,7 +21,7 @@ from halffull_lab.arguments import port, positive, positive_int
 from halffull_lab.engine_app import EngineApp, ServerOptions
 from halffull_lab.engine_requests import EngineLimits
 from halffull_lab.latency import PROFILES
-from halffull_lab.profiles import load_profile
+from halffull_lab.profiles import ProfileError, load_profile
 from halffull_larry.ordering import POLICIES
 from halffull_larry.report import LoadServer, listening_socket
 
@@ -145,6 +145,8 @@ def main(args: argparse.Namespace) -> int:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket per open stream, thousands of them
         uvloop.run(serve(options, host=args.host, port=args.port, load_port=args.load_port, ready=ready))
+    except ProfileError:
+        raise  # wrong usage, which the command line tells of as of any other
     except (OSError, ValueError) as error:
         sys.stderr.write(f"halffull engine: {error}\n")
         return 1

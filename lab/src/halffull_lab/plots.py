@@ -57,7 +57,7 @@ def ttft_cdf(comparison: Comparison) -> str:
             axes.plot(times[came], share[came], color=_colour(result), label=result.policy, linewidth=1.7)
         axes.set_xscale("log")
         axes.set_ylim(0, 1.005)
-        axes.xaxis.set_major_formatter(PLAIN)
+        plain_numbers(axes.xaxis)
         axes.set_xlabel("TTFT (s)")
         axes.set_ylabel("share of requests")
         axes.legend(loc="lower right")
@@ -83,8 +83,8 @@ def ttft_by_prompt(comparison: Comparison) -> str:
                 axes.plot(middle, line, style, color=_colour(result), label=label, linewidth=1.6)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.xaxis.set_major_formatter(PLAIN)
-        axes.yaxis.set_major_formatter(PLAIN)
+        plain_numbers(axes.xaxis)
+        plain_numbers(axes.yaxis)
         axes.set_xlabel("prompt tokens")
         axes.set_ylabel("TTFT (s): p95 solid, median dotted")
         axes.legend(loc="lower right")
@@ -148,4 +148,10 @@ def svg(figure: Figure) -> str:
     return text[text.index("<svg") :]  # without the XML prologue, which HTML does not take
 
 
-PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
+def plain_numbers(axis: Any) -> None:
+    """No powers of ten; on a logarithmic axis 2, 3 and 5 have numbers too: it may span less than a decade."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:.6e}"[0:8] in _NUMBERED else ""))
+
+
+_NUMBERED = frozenset(f"{digit:.6e}"[0:8] for digit in (2, 3, 5))

@@ -25,6 +25,8 @@ EMULATED = "an emulated copy of vLLM's scheduler, equal to it step for step,"
 REAL = "vLLM's own scheduler"
 _POLICIES = ("FCFS", "LARRY")
 _BALANCERS = ("LeastRequest", "SAL")
+_LINES = 10
+"""Of progress in all, where there is no terminal."""
 _QUICK = {"minutes": 3.0}
 _CASE_OPTIONS = ("trace", "gpu", "engines", "load", "rate", "factor", "minutes", "arrivals")
 
@@ -111,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
     console = plain_console()
     if args.list:
         for name, title in bundled().items():
-            console.print(Text.assemble((name, "bold"), "  ", title))
+            console.print(Text.assemble((name, "bold"), "  ", title), soft_wrap=True)
         return 0
     experiment, source = _experiment(args)
     within = scheduler(args)
@@ -144,7 +146,7 @@ def plain_console() -> Console:
 
 
 def run(experiment: Experiment, args: argparse.Namespace, console: Console) -> list[CellRuns]:
-    """All runs, with a progress bar."""
+    """All runs, with a progress bar on a terminal and a line now and then elsewhere."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -158,6 +160,8 @@ def run(experiment: Experiment, args: argparse.Namespace, console: Console) -> l
 
         def done(over: int, total: int) -> None:
             progress.update(task, completed=over, total=total, description="runs" if over else "measuring saturation")
+            if over and not console.is_terminal and over * _LINES // total > (over - 1) * _LINES // total:
+                console.print(f"{over} of {total} runs")
 
         return run_experiment(experiment, workers=args.workers, real_scheduler=args.real_scheduler, done=done)
 

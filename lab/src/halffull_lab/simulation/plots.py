@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from halffull_lab.figures import Ratio, quantiles
-from halffull_lab.plots import COLOURS, PALETTE, PLAIN, STYLE, svg
+from halffull_lab.plots import COLOURS, PALETTE, STYLE, plain_numbers, svg
 from halffull_lab.simulation.experiment import Experiment
 from halffull_lab.simulation.summary import CellSummary
 
@@ -34,7 +34,7 @@ def distributions(cell: CellSummary) -> str:
                 axes.plot(values[came], _POINTS[came] / 100, color=colours[name], linewidth=1.5)
             axes.set_xscale("log")
             axes.set_ylim(0, 1.005)
-            axes.xaxis.set_major_formatter(PLAIN)
+            plain_numbers(axes.xaxis)
             axes.set_xlabel(label)
         figure.axes[0].set_ylabel("share of requests")
         # Labels given here and not with the lines, where one that begins with _ would be left out.
@@ -56,8 +56,8 @@ def curves(experiment: Experiment, cells: Sequence[CellSummary]) -> str:
             axes.set_yscale("log")
             if min(x) > 0 and max(x) / min(x) >= 20:
                 axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(PLAIN)
-            axes.yaxis.set_major_formatter(PLAIN)
+            plain_numbers(axes.xaxis)
+            plain_numbers(axes.yaxis)
             axes.set_xlabel(experiment.x.replace("_", " "))
             axes.set_ylabel(label)
         figure.axes[0].legend(figure.axes[0].lines, names, fontsize=8)
