@@ -78,5 +78,5 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
 def test_the_engine_takes_a_file_and_names_a_bad_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("kv_tokens = 7\n")
-    assert cli.main(["engine", "--profile", str(path)]) == 1
+    assert cli.main(["engine", "--profile", str(path)]) == 2
     assert f"{path}: Object missing required field `latency`" in capsys.readouterr().err
