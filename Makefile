@@ -28,7 +28,7 @@ $(VENV)/.ready: requirements/bootstrap.txt requirements/dev.txt VERSION pyprojec
 demo: $(VENV)/.ready  ## real Envoy, the picker, emulated GPUs, a production trace: SAL against P2C (ARGS=--quick for 2 minutes)
 	$(BIN)/halffull demo $(ARGS)
 
-test: $(VENV)/.ready  ## units, properties and everything through the real Envoy, ≤ 5 minutes
+test: $(VENV)/.ready  ## units, properties and everything through the real Envoy, about 5 minutes
 	$(BIN)/pytest -n 3 --dist loadfile -m "not soak and not operator" $(ARGS)
 
 test-vllm: .venv-vllm/newest/.ready .venv-vllm/oldest/.ready  ## LARRY in real vLLM on the CPU, the newest and the oldest supported release
