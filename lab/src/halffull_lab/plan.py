@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=names,
         default=list(_SETUPS),
         metavar="POLICY+BALANCER,…",
-        help="engine policy and balancer of each; the first is what others are set against (default: %(default)s)",
+        help="engine policy and balancer of each; the first is what others are set against "
+        f"(default: {','.join(_SETUPS)})",
     )
     parser.add_argument(
         "--most", type=positive_int, default=64, help="engines that are tried at the most (default: %(default)s)"

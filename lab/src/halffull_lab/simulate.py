@@ -86,7 +86,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--real-scheduler",
         action="store_true",
-        help="vLLM's own scheduler classes in the engines, which needs vLLM installed; about 20 times slower",
+        help="vLLM's own scheduler classes in the engines, which needs vLLM installed; 10 to 20 times slower",
     )
 
 
