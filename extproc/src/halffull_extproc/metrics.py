@@ -48,7 +48,7 @@ _ENDPOINT_GAUGES: Final[tuple[tuple[str, str, Callable[[EndpointStatus], float |
     ("charged_tokens", "Tokens of picks that the last report can not contain", lambda e: e.charged_tokens),
     ("charged_requests", "Picks that the last report can not contain", lambda e: e.charged_requests),
     ("open_picks", "Picks whose stream has not ended", lambda e: e.open_picks),
-    ("report_age_seconds", "Age of what the last answer shows", lambda e: e.report_age),
+    ("report_age_seconds", "Seconds since it last answered a poll", lambda e: e.report_age),
     ("speed", "How much slower it steps than the pool's model (kappa); 1 for the fastest", lambda e: e.speed),
     ("failures_in_a_row", "Requests that failed in a row", lambda e: e.failures),
 )

@@ -40,7 +40,10 @@ class EndpointStatus:
     """Picks that the last report can not contain."""
     charged_tokens: float
     report_age: float | None
-    """Seconds since the engine's state that the last answer shows; None before the first answer."""
+    """Seconds since it last answered a poll, which is what makes it stale; None before the first answer.
+
+    Not the age of the engine's last step, which grows without end while it idles.
+    """
     open_picks: float
     """Own picks whose stream has not ended."""
     picks: float
@@ -131,7 +134,6 @@ def _endpoint_status(
     columns, row, ledger = figures.columns, member.row, member.ledger
     report, sample = member.report, member.sample
     load = report or sample
-    age = None if member.answered_at is None else now - member.answered_at + (report.age if report else 0.0)
     return EndpointStatus(
         address=member.endpoint.address,
         name=member.endpoint.name,
@@ -148,7 +150,7 @@ def _endpoint_status(
         waiting=None if load is None or load.waiting is None else float(load.waiting),
         charged_requests=float(ledger.charged_count),
         charged_tokens=ledger.charged_tokens,
-        report_age=age,
+        report_age=None if member.answered_at is None else now - member.answered_at,
         open_picks=float(ledger.open_count),
         picks=float(member.picks),
         share=member.picks / all_picks if all_picks else 0.0,

@@ -5,7 +5,6 @@ messages would add to it.
 """
 
 import asyncio
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -77,7 +76,7 @@ class Server:
         self._ads = ads
         self._tls = tls
         self._stopping = False
-        self._streams: dict[asyncio.Task[Any], Stream | None] = {}
+        self._streams: dict[asyncio.Task[Any], Stream | None] = {}  # None: an access log's
         self._reading: set[asyncio.Task[Any]] = set()  # those that wait for the gateway
         self._servers: list[Any] = []
         self._logged_at = -math.inf
@@ -85,7 +84,7 @@ class Server:
     @property
     def streams(self) -> int:
         """Requests in flight, and the streams of Envoys' ADS and access logs."""
-        return len(self._streams)
+        return len(self._streams) + (0 if self._ads is None else self._ads.connected)
 
     async def start(self) -> None:
         """Listen. Call it when the endpoints are known: until then a request is better off unpicked.
@@ -121,6 +120,8 @@ class Server:
         response with it.
         """
         self._stopping = True
+        if self._ads is not None:
+            self._ads.close()
         for task, stream in list(self._streams.items()):
             # Not one that is writing: grpc cannot end a stream whose message is still on its way.
             if stream is None or (stream.settled and task in self._reading):
@@ -139,7 +140,7 @@ class Server:
             ),
         ]
         if self._ads is not None:
-            ads = grpc.stream_stream_rpc_method_handler(self._discovery, **raw)
+            ads = grpc.stream_stream_rpc_method_handler(self._ads.stream, **raw)
             handlers.append((wire.ADS_SERVICE, "StreamAggregatedResources", ads))
         return tuple(grpc.method_handlers_generic_handler(service, {name: call}) for service, name, call in handlers)
 
@@ -183,18 +184,23 @@ class Server:
         self._failed("pick", "a pick failed; the gateway's failure mode decides", stream.failure)
         await context.abort(grpc.StatusCode.INTERNAL, "the pick failed")
 
-    async def _discovery(self, requests: Any, context: Any) -> None:
-        assert self._ads is not None  # noqa: S101 - registered only then
-        with self._ended_politely():
-            await self._ads.stream(requests, context)
-
     async def _access_log(self, requests: Any, _context: Any) -> bytes:
-        with self._ended_politely():
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - grpc runs each handler in a task
+        if self._stopping:  # an Envoy asks anew at once, and `stop` has gone by
+            return b""
+        self._streams[task] = None
+        try:
             async for message in requests:
                 for number, entry in enumerate(entries(message), start=1):
                     self._take(entry)
                     if number % _ENTRIES_AT_ONCE == 0:
                         await asyncio.sleep(0)  # picks come first
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+        finally:
+            del self._streams[task]
         return b""
 
     def _take(self, entry: AccessLogEntry) -> None:
@@ -210,20 +216,6 @@ class Server:
         if now - self._logged_at >= _LOG_INTERVAL:
             self._logged_at = now
             _log.error(message, exc_info=error, failures=self.counts[what, "failed"])
-
-    @contextlib.contextmanager
-    def _ended_politely(self) -> Any:
-        """Keep the running task where `stop` finds it, and let it end as done when it does."""
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - grpc runs each handler in a task
-        self._streams[task] = None
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not self._stopping:
-                raise
-        finally:
-            del self._streams[task]
 
     def _alive(self) -> bool:
         return self._holds(self._hooks.alive, "liveness")

@@ -47,6 +47,16 @@ def test_stale_after_no_answer_and_ok_after_one() -> None:
     assert (seen.state, seen.reason, seen.last_error) == ("ok", "", "")
 
 
+def test_the_age_of_a_report_is_the_silence_that_makes_it_stale() -> None:
+    """Not the age of the last step: that of an idle engine grows without end."""
+    pool = make_pool(1)
+    pool.report(address(0), make_report(age=58.8), sent=1.0, now=1.0)
+    idle, silent = endpoint(pool, 0, now=1.1), endpoint(pool, 0, now=2.1)
+    assert (idle.state, idle.report_age) == ("ok", pytest.approx(0.1))
+    assert (silent.state, silent.report_age) == ("stale", pytest.approx(1.1))
+    assert "no answer for 1.1 s" in silent.reason
+
+
 def test_never_heard_of_becomes_stale() -> None:
     pool = make_pool(1)
     pool.silent(address(0), "timed out", now=0.5)

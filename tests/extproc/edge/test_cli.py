@@ -86,6 +86,15 @@ def test_check_says_what_would_be_used(folder: Path, capsys: pytest.CaptureFixtu
         "127.0.0.1:8001, load port 9401",
     ):  # fmt: skip
         assert words in said
+    assert "warning" not in said
+
+
+def test_check_warns_of_an_empty_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "endpoints.yaml").write_text("endpoints: []\n")
+    assert main(["check", "--config", "picker.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "0 from endpoints.yaml" in said
+    assert "warning:         no engine is listed: until one is, the picker can route no request\n" in said
 
 
 @pytest.mark.parametrize(

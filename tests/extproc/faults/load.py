@@ -4,9 +4,11 @@ Every other request is a stream. Only an answer with all the tokens that were as
 """
 
 import asyncio
+import contextlib
 import json
 import time
 import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -29,6 +31,10 @@ class Sent:
     first_byte: float | None = None
     ended: float | None = None
     failure: str = ""
+
+
+_RELAYED, _EVERY = 8_000, 2.0
+"""Tokens of a stream of `Load.relay`, 8 s on an idle machine and more on any other, and s from one to the next."""
 
 
 class Load:
@@ -79,6 +85,30 @@ class Load:
     def since(self, moment: float) -> list[Sent]:
         """Those that left after `moment`."""
         return [one for one in self.sent if one.began > moment]
+
+    def spanning(self, moment: float) -> list[Sent]:
+        """Streams of `relay` that were open at `moment`, and are over."""
+        return [
+            one
+            for one in self.ended
+            if one.output_tokens == _RELAYED and one.first_byte is not None and one.first_byte < moment < one.ended
+        ]
+
+    @contextlib.asynccontextmanager
+    async def relay(self) -> AsyncIterator[None]:
+        """Some long streams are open at any moment of the block, however long a busy machine takes for it."""
+
+        async def runners() -> None:
+            while True:
+                self.send(output_tokens=_RELAYED)
+                await asyncio.sleep(_EVERY)
+
+        running = asyncio.create_task(runners())
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     async def more(self, number: int, *, within: float = 30.0) -> list[Sent]:
         """Wait until `number` requests that leave from now on are over; all that left from now on."""

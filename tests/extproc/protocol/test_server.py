@@ -1,6 +1,7 @@
 """The gRPC edge, by grpc's own client: streams, health, limits, TLS, stopping."""
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -18,6 +19,7 @@ from halffull_extproc.tls import SelfSigned, TlsError, TlsFiles, self_signed
 from halffull_extproc.xds.ads import AdsServer
 from halffull_extproc.xds.gateway_config import GatewayConfig
 from halffull_extproc.xds.resources import CLUSTER
+from tests.extproc.edge.waiting import until
 from tests.extproc.protocol.messages import DUPLEX, Account, body, decoded, request
 from tests.extproc.protocol.test_tls import write
 from tests.extproc.xds.test_access_log import logged, message
@@ -278,6 +280,24 @@ async def test_ads_streams_are_told_of_changes_and_ended_at_a_stop(bench: StartB
         assert await call.read() is grpc.aio.EOF
         assert await call.code() is grpc.StatusCode.OK
     assert ads.connected == 0
+
+
+@pytest.mark.parametrize("method", [ADS, LOGS])
+async def test_who_asks_anew_while_it_stops_does_not_keep_it(bench: StartBench, method: str) -> None:
+    made = await bench(ads=AdsServer(GatewayConfig(), policy=Policy.SAL, fail_open=True))
+
+    async def envoy() -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):  # at last it is refused
+            while True:
+                call = made.channel.stream_stream(method)()
+                await call.write(ask(CLUSTER) if method == ADS else message(logged()))
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+
+    envoys = [asyncio.create_task(envoy()) for _ in range(20)]
+    await until(lambda: made.server.streams == len(envoys))
+    await asyncio.wait_for(made.server.stop(60), 10)
+    await asyncio.gather(*envoys)
 
 
 async def test_without_ads_there_is_no_ads(bench: StartBench) -> None:

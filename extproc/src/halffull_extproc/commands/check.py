@@ -70,6 +70,8 @@ def _endpoint_lines(
             yield "", endpoint.address + port
         if len(listed) > _LISTED:
             yield "", f"and {len(listed) - _LISTED} more"
+        if not listed:
+            yield "warning", "no engine is listed: until one is, the picker can route no request"
     elif service:
         yield "endpoints", f"Service {service.namespace}/{service.name}, port {service.port}"
     elif pool:

@@ -169,6 +169,7 @@ class AdsServer:
         self._changes = itertools.count(1)
         self._told: dict[str, Told] = {}
         self._wake: set[asyncio.Event] = set()
+        self._closed = False
         self.counts: Counter[tuple[str, str]] = Counter()
         """(type, `sent` | `accepted` | `rejected` | `ignored`) → number, over all Envoys since the start."""
         self.rejection: str | None = None
@@ -192,14 +193,25 @@ class AdsServer:
         """Change the engines or their health. Tell the pool in the same step: no pick may name a host that is down."""
         self._tell(ENDPOINTS, load_assignments(endpoints), key="cluster_name")
 
+    def close(self) -> None:
+        """End every stream, also those to come; one that is being written to ends after its message.
+
+        Not by cancelling: grpc cannot end a stream whose message is still on its way.
+        """
+        self._closed = True
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        for wake in self._wake:
+            wake.set()
+
     def _tell(self, type_url: str, resources: list[Resource], *, key: str) -> None:
         encoded = {resource[key]: encode(resource) for resource in resources}
         known = self._told.get(type_url)
         if known is not None and known.resources == encoded:
             return
         self._told[type_url] = Told(version=f"{self._run}-{next(self._changes)}", resources=encoded)
-        for wake in self._wake:
-            wake.set()
+        self._wake_all()
 
     async def stream(self, _requests: Any, context: Any) -> None:
         """Serve one Envoy: the handler of StreamAggregatedResources, raw bytes in and out."""
@@ -210,7 +222,7 @@ class AdsServer:
         read: asyncio.Future[Any] = asyncio.ensure_future(context.read())
         woken: asyncio.Future[Any] = asyncio.ensure_future(wake.wait())
         try:
-            while True:
+            while not self._closed:
                 await asyncio.wait((read, woken), return_when=asyncio.FIRST_COMPLETED)
                 responses: list[bytes] = []
                 if read.done():

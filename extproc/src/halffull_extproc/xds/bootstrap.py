@@ -11,7 +11,7 @@ _ADMIN = "admin"
 _CLIENT_CONNECTIONS: Final = 100_000
 """Connections of clients, in all: past it new ones are refused before memory or descriptors run out."""
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-_UNBOUNDED_STREAMS = 2_147_483_647  # each request keeps one ext_proc stream for as long as it lasts
+_UNBOUNDED: Final = 2_147_483_647
 _WILDCARDS: Final = {"[::]": "[::1]", "0.0.0.0": "127.0.0.1"}  # noqa: S104 - listened on there, dialled here
 
 
@@ -73,7 +73,13 @@ def bootstrap(
 
 
 def _picker(address: str, tls: TlsFiles | SelfSigned | None) -> Resource:
-    options = {"max_concurrent_streams": _UNBOUNDED_STREAMS}
+    options = {
+        "max_concurrent_streams": _UNBOUNDED,  # each request keeps one ext_proc stream for as long as it lasts
+        # To guard itself against strangers Envoy drops a connection on which 10,000 frames wait, or 1,000 of those that
+        # end a stream. So many requests can end while the picker is busy, and all others share the connection.
+        "max_outbound_frames": _UNBOUNDED,
+        "max_outbound_control_frames": _UNBOUNDED,
+    }
     cluster = _static(PICKER, _dialled(address))
     cluster["circuit_breakers"] = CIRCUIT_BREAKERS
     cluster["typed_extension_protocol_options"] = {
