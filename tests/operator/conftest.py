@@ -23,11 +23,6 @@ _NUMBERS = itertools.count(1)
 StartOperator = Callable[..., OperatorProcess]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "operator: needs the control plane of hack/cluster; run by `make test-operator`")
-    config.addinivalue_line("markers", "last: judges the whole session, and runs when all else has run")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever uses the control plane is marked `operator`: `make test` leaves it to `make test-operator`."""
     items.sort(key=lambda item: item.get_closest_marker("last") is not None)  # stable: else the order stays

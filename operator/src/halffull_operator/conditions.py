@@ -90,8 +90,10 @@ def find(status: Mapping[str, Any], type_: str) -> Mapping[str, Any] | None:
 
 
 def one_line(text: str, longest: int) -> str:
-    """Printable, on one line, not longer."""
-    return trim(" ".join("".join(char if char.isprintable() else " " for char in text).split()), longest)
+    """Printable, on one line, not longer: without its middle, as errors begin with what was tried and end with why."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    head = longest // 2
+    return line if len(line) <= longest else f"{line[:head]}…{line[head + 1 - longest :]}"
 
 
 def trim(text: str, longest: int) -> str:

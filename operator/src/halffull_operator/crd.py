@@ -24,6 +24,7 @@ _COLUMNS: Final = (
     ("Desired", "integer", ".spec.replicas", 0),
     ("Ready", "integer", ".status.readyReplicas", 0),
     ("Updated", "integer", ".status.updatedReplicas", 0),
+    ("Applied", "string", '.status.conditions[?(@.type=="Applied")].status', 0),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 0),
     ("URL", "string", ".status.url", 0),
     ("Scheduler", "string", ".spec.scheduler.policy", 1),
@@ -94,8 +95,14 @@ def _root() -> Manifest:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": MAX_NAME}}},
-            "spec": schema(shape_of(LLMServingSpec)),
-            "status": schema(shape_of(LLMServingStatus)),
+            "spec": {
+                "description": "What is wanted: a model, its engines, the order inside each, the choice among them.",
+                **schema(shape_of(LLMServingSpec)),
+            },
+            "status": {
+                "description": "What is: engines that answer, the address for clients, and conditions that say why.",
+                **schema(shape_of(LLMServingStatus)),
+            },
         },
     }
 

@@ -35,6 +35,8 @@ class Look:
     clock: Clock
     planned: tuple[Action, ...] | None = None
     """`pending`, where it is known already."""
+    unwritten: tuple[str, str] | None = None
+    """(reason, message) why the engines' StatefulSet could not be written."""
 
     @cached_property
     def pending(self) -> tuple[Action, ...]:
@@ -128,9 +130,14 @@ class Look:
 
     @cached_property
     def refused(self) -> tuple[str, str] | None:
-        """(reason, message) why the pods of engines are not made, as the newest Event about the StatefulSet says."""
+        """(reason, message) why the pods of engines are not made.
+
+        The API server refuses their StatefulSet, or the newest Event about it says why.
+        """
         live = self.live_stateful_set
-        if live is None or len(self.engines) >= self.serving.spec.replicas:
+        if live is None:
+            return self.unwritten
+        if len(self.engines) >= self.serving.spec.replicas:
             return None
         found = [
             (str(event.get("lastTimestamp") or event.get("eventTime") or ""), str(event.get("message") or ""))

@@ -7,6 +7,7 @@ in CrashLoopBackOff also while it runs for the next attempt; a pull that fails i
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from halffull_operator.conditions import Clock, one_line, parse_time
@@ -51,6 +52,7 @@ _STAMP: Final = re.compile(
 )
 _TEXT: Final = 300
 _GRACE: Final = 60.0  # s beyond the deletion's own; the kubelet needs a few
+_FIRST_PROBES: Final = 30.0  # s in which a container that has just started may still fail its readiness probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ def _trouble(
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return "Unschedulable", scheduled.get("message") or "no node was found"
-    found = sorted(_containers(pod, clock), key=lambda trouble: _RANK[trouble[0]])
+    since = parse_time(conditions.get("Ready", {}).get("lastTransitionTime"))
+    found = sorted(_containers(pod, since, clock), key=lambda trouble: _RANK[trouble[0]])
     reason, message = found[0] if found else _not_its_containers(pod, conditions)
     if reason == "Starting" and (event := latest_event(events, metadata)) is not None:
         return event
@@ -155,20 +158,28 @@ def latest_event(events: Iterable[Mapping[str, Any]], metadata: Mapping[str, Any
     return max(found)[1:] if found else None
 
 
-def _containers(pod: Mapping[str, Any], clock: Clock) -> Iterator[tuple[str, str]]:
+def _containers(pod: Mapping[str, Any], since: datetime | None, clock: Clock) -> Iterator[tuple[str, str]]:
+    """`since`: the pod is not ready."""
     status = pod.get("status") or {}
     engine = (pod["metadata"].get("labels") or {}).get(COMPONENT) == ENGINE
+    init = (pod.get("spec") or {}).get("initContainers") or ()
+    sidecars = {one.get("name") for one in init if one.get("restartPolicy") == "Always"}
     for one in status.get("initContainerStatuses") or ():
         done = (one.get("state") or {}).get("terminated")
         if not one.get("ready") and not (done and done.get("exitCode") == 0):
-            yield _container(one, "container " + one.get("name", ""), clock, loads=False)
+            name = one.get("name", "")
+            yield _container(one, "container " + name, since, clock, loads=False, stays=name in sidecars)
     for one in status.get("containerStatuses") or ():
         if not one.get("ready"):
             main = engine and one.get("name") == ENGINE
-            yield _container(one, "" if main else "container " + one.get("name", ""), clock, loads=main)
+            name = "" if main else "container " + one.get("name", "")
+            yield _container(one, name, since, clock, loads=main, stays=True)
 
 
-def _container(one: Mapping[str, Any], which: str, clock: Clock, *, loads: bool) -> tuple[str, str]:
+def _container(
+    one: Mapping[str, Any], which: str, since: datetime | None, clock: Clock, *, loads: bool, stays: bool
+) -> tuple[str, str]:
+    """`loads`: it loads the model. `stays`: it may have a probe; one that does not ends before the others start."""
     state = one.get("state") or {}
     waiting, running, ended = state.get("waiting"), state.get("running"), state.get("terminated")
     prefix = f"{which}: " if which else ""
@@ -183,11 +194,21 @@ def _container(one: Mapping[str, Any], which: str, clock: Clock, *, loads: bool)
     if reason not in _CREATING:
         known = reason == "CreateContainerConfigError"
         return (str(reason), prefix + text) if known else ("ContainerFailed", f"{prefix}{reason}: {text}")
-    if running is not None and one.get("started"):
+    started = running is not None and one.get("started")
+    if running is not None and started and stays and not _settles(running, since, clock, loads=loads):
         return "NotReady", prefix + "runs, and its readiness probe fails"
-    if running is not None and loads:
+    if running is not None and loads and not started:
         return "ModelLoading", f"loads the model {clock.elapsed(parse_time(running.get('startedAt')))}"
     return "Starting", prefix + ("is being created" if running is None else "starts")
+
+
+def _settles(running: Mapping[str, Any], since: datetime | None, clock: Clock, *, loads: bool) -> bool:
+    """Whether a container that has started may still fail its readiness probe."""
+    begun = parse_time(running.get("startedAt"))
+    if begun is None:
+        return False
+    # An engine's startup probe asks what its readiness probe asks: once that is through, this takes a moment.
+    return not clock.passed(begun, _FIRST_PROBES) or (loads and since is not None and since <= begun)
 
 
 def _pull_error(text: str) -> str:

@@ -147,8 +147,8 @@ class Reconciler:
         outcome = Outcome(failures=(*execution.failures, *execution.ill))
         pending = None if actions or full else ()
         wanted, look = status_of(serving, children, observed, outcome, now=self._now(), pending=pending)
-        if not await self._say(body, wanted):
-            return Result(gone=True)
+        if (over := await self._say(body, wanted)) is not None:
+            return over
         if execution.retry is not None:
             raise execution.retry
         return self._ended(body, full=full, execution=execution, look=look)
@@ -190,12 +190,12 @@ class Reconciler:
         """Whether the server has failed for long enough that a person should see it: a webhook may be down."""
         return error.status == 500 and self._ill[uid] >= _PATIENCE
 
-    async def _say(self, body: Manifest, wanted: Manifest) -> bool:
-        """Write the status where it differs, and an Event for each transition. False: the LLMServing is gone."""
+    async def _say(self, body: Manifest, wanted: Manifest) -> Result | None:
+        """Write the status where it differs, and an Event for each transition; a result: there is no more to do."""
         metadata = body["metadata"]
         old = (self._cache.serving(metadata["uid"]) or body).get("status") or {}
         if old == wanted:
-            return True
+            return None
         try:
             answer = await self._cluster.apply_status(
                 kinds.SERVING,
@@ -206,12 +206,13 @@ class Reconciler:
             )
         except ApiError as error:
             if error.status in (404, 409) and await self._is_gone(metadata):
-                return False
+                return Result(gone=True)
             raise
-        self._cache.see(kinds.SERVING, answer)
+        news = self._cache.see(kinds.SERVING, answer)
         for event in events(old, wanted):
             await self._emit(body, event)
-        return True
+        # An edit that came just before: to the cache it is known now, and what the watch tells of it is no news.
+        return Result(again=0.0) if news is not None and news.edited else None
 
     async def _is_gone(self, metadata: Manifest) -> bool:
         """Whether there is none, or another one, of that name: a refused status alone may as well be a race."""
@@ -255,16 +256,19 @@ class Reconciler:
     async def _say_invalid(self, body: Manifest, error: SpecError) -> Result:
         """The children stay as they are; an edit brings the next run. How their pods are is told all the same."""
         uid, now = body["metadata"]["uid"], self._now()
-        made = self._cache.members(uid).children.get(("StatefulSet", Names.of(body["metadata"]["name"]).engine))
+        before, names = self._cache.members(uid).children, Names.of(body["metadata"]["name"])
+        made = before.get(("StatefulSet", names.engine))
         found, look = None, None
         if made is not None and controller_uid(made) == uid:
             with suppress(SpecError):
-                serving = outline(body, replicas=made["spec"].get("replicas", 1))
+                gateway = _gateway_mode(before.get(("Deployment", names.gateway)))
+                serving = outline(body, replicas=made["spec"].get("replicas", 1), gateway=gateway)
                 children = build(serving, self._config, self._apis)
                 observed = await self._observe(body, serving)
                 found, look = status_of(serving, children, observed, Outcome(), now=now, pending=())
-        if not await self._say(body, invalid(body, field=error.field, message=error.message, now=now, found=found)):
-            return Result(gone=True)
+        wanted = invalid(body, field=error.field, message=error.message, now=now, found=found)
+        if (over := await self._say(body, wanted)) is not None:
+            return over
         waits = [wait for wait in (look, self._lookups.wait(uid)) if wait is not None]
         return Result(again=max(_SHORTEST, min(waits)) if waits else None, label="invalid")
 
@@ -288,3 +292,11 @@ class Reconciler:
         waits += [wait for wait in (look, self._lookups.wait(uid)) if wait is not None]
         label = "refused" if execution.failures else "ok"
         return Result(again=max(_SHORTEST, min(waits)), repaired=repaired, label=label)
+
+
+def _gateway_mode(deployment: Manifest | None) -> str:
+    """The gateway.mode that brought this Deployment: with an Envoy, or of pickers alone."""
+    if deployment is None:
+        return "None"
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    return "Managed" if any(one["name"] == "envoy" for one in containers) else "InferencePool"

@@ -1,7 +1,8 @@
 """The LLMServing as it is written: every field with its bounds, defaults and rules. The CRD is generated from it. Pure.
 
 Defaults are stored in every object by the API server, and engines roll when a hash of these values changes: **a default
-never changes within v1alpha1**, and a new field's default means what was done before it.
+never changes within v1alpha1**, and a new field's default means what was done before it. The spec is the one place
+where the default policies stand; how they were chosen: docs/results.md, `defaults`.
 """
 
 import re
@@ -65,7 +66,9 @@ class Scheduler(Strict, frozen=True, kw_only=True):
     policy: Annotated[
         Literal["LARRY", "LARRYPlus", "FCFS", "Stock"],
         Meta(
-            description="LARRY: short requests are not stuck behind long ones. LARRYPlus: the same with FCFS's tail. "
+            description="LARRY: short requests are not stuck behind long ones; the default, as on simulated "
+            "traffic that no policy was tuned on it had the best TTFT p50 and p95, and none was better on the whole by "
+            "more than 2%. Its price is the longest wait in an overload. LARRYPlus: the same with FCFS's tail. "
             "FCFS: vLLM's order, with a load report. Stock: no plugin at all, the picker reads vLLM's own metrics.",
         ),
     ] = "LARRY"
@@ -224,22 +227,21 @@ def parse(body: Mapping[str, Any]) -> LLMServing:
     )
 
 
-def outline(body: Mapping[str, Any], *, replicas: int) -> LLMServing:
+def outline(body: Mapping[str, Any], *, replicas: int, gateway: str) -> LLMServing:
     """An LLMServing with no more than a look at its pods needs, which the CRD has checked: whatever else stands there.
 
     Args:
         body: as the API gives it.
         replicas: of what was applied last.
+        gateway: mode of the gateway that was applied last.
 
     Raises:
         SpecError: it cannot be used even so.
     """
     spec = _part(body.get("spec"), "model", "routing", "rollout", "gateway")
-    if isinstance(spec.get("gateway"), Mapping):
-        spec["gateway"] = _part(spec["gateway"], "mode", "managed")
-        if isinstance(spec["gateway"].get("managed"), Mapping):
-            spec["gateway"]["managed"] = _part(spec["gateway"]["managed"], "tls")
-    return parse({**body, "spec": {**spec, "replicas": replicas}})
+    tls = _part(_part(spec.pop("gateway", None), "managed").get("managed"), "tls")
+    managed = {"managed": tls} if gateway == "Managed" else {}
+    return parse({**body, "spec": {**spec, "replicas": replicas, "gateway": {"mode": gateway, **managed}}})
 
 
 def _part(given: Any, *names: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from halffull_operator import claims
+from halffull_operator.children.optional import INFERENCE_POOL
 from halffull_operator.conditions import PASSING, Clock, Event, condition, events, trim
 from halffull_operator.labels import PAUSED, RESTARTED_AT
 from halffull_operator.look import Look
@@ -20,7 +21,7 @@ from halffull_operator.spec_model import source_of
 from halffull_operator.spec_types import seconds
 
 if TYPE_CHECKING:
-    from halffull_operator.children import Children
+    from halffull_operator.children import Children, MissingApi
     from halffull_operator.spec import LLMServing
 
 __all__ = ["Event", "Failure", "Outcome", "events", "invalid", "status_of"]
@@ -30,6 +31,8 @@ _OF_PODS: Final = ("Ready", "EnginesReady", "GatewayReady")
 _COUNTED: Final = ("replicas", "readyReplicas", "updatedReplicas", "unhealthy")
 _REASON: Final = 400
 _SHOWN: Final = 3
+_TEMPLATES: Final = {"StatefulSet": "engine.podTemplate", "Deployment": "gateway.managed.podTemplate"}
+"""Where a person writes a part of a child as it stands."""
 
 Verdict = tuple[str, str, str]
 """Status, reason, message of a condition."""
@@ -71,7 +74,7 @@ def status_of(
         now: The time (aware).
         pending: What `plan` makes of the same, without `full`; None: it is asked.
     """
-    look = Look(serving, children, observed, Clock(now), planned=pending)
+    look = Look(serving, children, observed, Clock(now), planned=pending, unwritten=_unwritten(outcome))
     found = _status(look, outcome)
     return found, look.clock.next
 
@@ -90,7 +93,8 @@ def invalid(
     """
     old: Mapping[str, Any] = body.get("status") or {}
     generation = body["metadata"].get("generation") or 0
-    text = f"{field}: {message}; what was applied before goes on unchanged"
+    before = found is not None or any(one.get("type") == "Progressing" for one in old.get("conditions") or ())
+    text = f"{field}: {message}" + ("; what was applied before goes on unchanged" if before else "")
     applied = condition("Applied", "False", "InvalidSpec", text, old=old, generation=generation, now=now)
     others = [one for one in old.get("conditions") or () if one.get("type") != "Applied"]
     if found is not None:
@@ -142,12 +146,15 @@ def _status(look: Look, outcome: Outcome) -> dict[str, Any]:
 def _ready(look: Look) -> Verdict:
     """Whether a client gets an answer now."""
     if look.serving.spec.replicas == 0 and not look.ready:
-        return "False", "ScaledToZero", "replicas is 0: kubectl scale --replicas=1 starts an engine"
+        return "False", "ScaledToZero", f"replicas is 0: {_command(look, 'scale')} --replicas=1 starts an engine"
     if not look.ready:
         replaced = look.rolls or look.engines
         waits = ("RollingOut", "it is being replaced") if replaced else ("Starting", "engines are being made")
         reason, message = _engine_trouble(look) or waits
         return "False", reason, f"no engine is ready: {message}"
+    lacking = next((one for one in look.children.missing if one.api == INFERENCE_POOL), None)
+    if lacking is not None:
+        return "False", "OptionalApiMissing", _lacks(lacking)
     if _needs_gateway(look) and not any(pod.ready for pod in look.gateways):
         reason, message = _gateway_trouble(look)
         # A usual start warns nobody.
@@ -159,7 +166,7 @@ def _engines(look: Look) -> Verdict:
     """Whether every engine is ready, at the newest revision."""
     wanted = look.serving.spec.replicas
     if not look.serving.paused and not look.seen:
-        return "False", *(_engine_trouble(look) or ("Applying", "the StatefulSet is being written"))
+        return "False", *(_engine_trouble(look) or look.unwritten or ("Applying", "the StatefulSet is being written"))
     if (trouble := _engine_trouble(look)) is not None:
         return "False", trouble[0], f"{look.ready} of {wanted} engines are ready; {trouble[1]}"
     if look.rolls:
@@ -236,7 +243,7 @@ def _progressing(look: Look, outcome: Outcome) -> Verdict:
         return (
             "Unknown",
             "Paused",
-            f"reconciling is stopped: kubectl annotate llmservings {look.serving.name} {PAUSED}-",
+            f"reconciling is stopped: {_command(look, 'annotate')} {PAUSED}-",
         )
     engines = _engines(look)
     if engines[0] == "True" and not look.gateway_moves and not look.pending:
@@ -307,19 +314,35 @@ def _problems(look: Look, outcome: Outcome) -> Iterator[tuple[str, str]]:
     if shared is not None and shared[0]:
         yield "ClaimNotShareable", shared[1]
     for failure in outcome.failures:
-        recreating = isinstance(failure.action, OrphanAndRecreate)
-        reason = "ImmutableFieldChanged" if recreating and failure.reason == "Invalid" else failure.reason
-        yield reason, f"{_about(failure.action)}: {failure.message}"
+        yield _told(failure)
     for missing in look.children.missing:
-        yield (
-            "OptionalApiMissing",
-            f"{missing.field} needs {missing.api}, which this cluster does not serve: install it, or remove the field",
-        )
+        yield "OptionalApiMissing", _lacks(missing)
     if look.serving.unknown:
         yield (
             "UnknownField",
             f"this operator does not know {', '.join(look.serving.unknown)}: upgrade it, or remove them",
         )
+
+
+def _lacks(missing: "MissingApi") -> str:
+    return f"{missing.field} needs {missing.api}, which this cluster does not serve: install it, or remove the field"
+
+
+def _told(failure: Failure) -> tuple[str, str]:
+    recreating = isinstance(failure.action, OrphanAndRecreate)
+    reason = "ImmutableFieldChanged" if recreating and failure.reason == "Invalid" else failure.reason
+    # What a person wrote as it stands is there; what the operator writes by itself fits.
+    field = _TEMPLATES.get(_kind(failure.action)) if reason == "Invalid" else None
+    return reason, f"{_about(failure.action)}: {failure.message}" + (f" (see {field})" if field else "")
+
+
+def _unwritten(outcome: Outcome) -> tuple[str, str] | None:
+    """Why the engines' StatefulSet could not be written."""
+    return next((_told(one) for one in outcome.failures if _kind(one.action) == "StatefulSet"), None)
+
+
+def _kind(action: Action) -> str:
+    return str(action.manifest["kind"]) if isinstance(action, Apply | OrphanAndRecreate) else ""
 
 
 def _about(action: Action) -> str:
@@ -364,11 +387,15 @@ def _left_over(look: Look) -> str | None:
 
 def _update(look: Look) -> Verdict:
     if look.stateful_set is not None and is_held(look.stateful_set, look.live_stateful_set):
-        how = f"kubectl annotate llmservings {look.serving.name} --overwrite {RESTARTED_AT}=$(date -u +%FT%TZ)"
+        how = f"{_command(look, 'annotate')} --overwrite {RESTARTED_AT}=$(date -u +%FT%TZ)"
         when = "when model, engine, scheduler or profile is edited"
         text = f"this operator or chart makes another pod template; engines get it {when}, or by"
         return "True", "NewerTemplate", f"{text}: {how}"
     return "False", "UpToDate", "engines are made as this operator makes them"
+
+
+def _command(look: Look, verb: str) -> str:
+    return f"kubectl -n {look.serving.namespace} {verb} llms {look.serving.name}"
 
 
 def _annotation(live: Mapping[str, Any] | None, name: str) -> str | None:

@@ -10,11 +10,12 @@ def install(admin: Api) -> None:
     for kind in kinds.OPTIONAL:
         name = f"{kind.plural}.{kind.group}"
         if admin.get(kinds.CRD, name) is None:
-            admin.create(_crd(kind, name))
+            admin.create(crd(kind))
         wait_until(f"{name} is served", lambda kind=kind: served(admin, kind))
 
 
-def _crd(kind: kinds.Kind, name: str) -> Manifest:
+def crd(kind: kinds.Kind) -> Manifest:
+    """A CRD that takes anything as spec and status."""
     free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {
         "name": kind.version,
@@ -26,7 +27,10 @@ def _crd(kind: kinds.Kind, name: str) -> Manifest:
         "apiVersion": kinds.CRD.api_version,
         "kind": kinds.CRD.kind,
         # The groups of Kubernetes' own are protected: without it the API server takes no CRD of theirs.
-        "metadata": {"name": name, "annotations": {"api-approved.kubernetes.io": "unapproved, of a test"}},
+        "metadata": {
+            "name": f"{kind.plural}.{kind.group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, of a test"},
+        },
         "spec": {
             "group": kind.group,
             "scope": "Namespaced",

@@ -170,7 +170,8 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    found = subprocess.run([REPOSITORY / "hack" / "promtool"], capture_output=True, text=True, check=False)
+    where = [REPOSITORY / "hack" / "prometheus", "promtool"]
+    found = subprocess.run(where, capture_output=True, text=True, check=False)
     assert found.returncode == 0, f"no promtool: put it on PATH (Prometheus' release has it): {found.stderr[-200:]}"
     return found.stdout.strip()
 

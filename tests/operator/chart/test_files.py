@@ -15,8 +15,10 @@ import yaml
 
 from halffull_operator import kinds
 from halffull_operator.children import build
-from halffull_operator.config import OperatorConfig, Profile, load_config
+from halffull_operator.config import OperatorConfig, load_config
+from halffull_operator.shape import Kind, Shape, shape_of
 from halffull_operator.spec import parse
+from halffull_operator.spec_types import Resources
 from tests.operator.chart.render import CHART, REPOSITORY, unhelmed_rules, values
 from tests.operator.chart.validation import NEWEST, OLDEST, valid
 from tests.operator.plan.test_real_children import APIS
@@ -36,6 +38,12 @@ def config() -> OperatorConfig:
     return load_config(yaml.safe_dump({"images": images, **same}), source="values.yaml")
 
 
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a reference leads to."""
+    found: dict[str, Any] = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    return found
+
+
 def test_the_values_fit_their_schema() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     jsonschema.validate(values(), SCHEMA)
@@ -45,6 +53,7 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
     """Whoever writes a value that does not exist is told."""
 
     def walk(value: Any, schema: dict[str, Any], path: str) -> None:
+        schema = {**resolved(schema), "definitions": SCHEMA["definitions"]}
         if schema.get("additionalProperties") is False:
             for key in value:
                 assert key in schema["properties"], f"{path}.{key}"
@@ -75,6 +84,20 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
         ("labels", {"a": 1}),
         ("proxy", {"noProxy": False}),
         ("listen", "127.0.0.1"),
+        ("engine.resources.requests.cpu", "lots"),
+        ("profiles.h100.resources.requests.memory", "96 Gi"),
+        ("gateway.envoy.limits.memory", "1GiB"),
+        ("gateway.picker.requests.cpu", -1),
+        ("initResources.requests.cpu", 0.5),
+        ("operator.resources.limits", {"a b": "1"}),
+        ("operator.resources.limits.memory", "much"),
+        ("engine.gpuResource", "gpu"),
+        ("profiles.h100.gpuResource", "gpu"),
+        ("profiles.h100.shmSize", "0Gi"),
+        ("profiles.cpu.image", "vllm latest"),
+        ("engine.runtimeClassName", "Nvidia"),
+        ("engine.tolerations", [{"effect": "Never"}]),
+        ("imagePullSecrets", [{"name": "My_Secret"}]),
     ],
 )
 def test_bad_values_are_refused(path: str, value: Any) -> None:
@@ -88,10 +111,47 @@ def test_bad_values_are_refused(path: str, value: Any) -> None:
         jsonschema.validate(changed, SCHEMA)
 
 
-def test_the_schema_of_engine_and_profiles_is_the_operators_own() -> None:
-    fields = {field.encode_name for field in msgspec.structs.fields(Profile)}
-    assert set(SCHEMA["properties"]["engine"]["properties"]) == fields
-    assert set(SCHEMA["properties"]["profiles"]["additionalProperties"]["properties"]) == fields
+BY_THE_CHART = {"images", "registry", "securityContext"}
+"""Values that the chart asks more of than the operator, or writes in another form."""
+BOUNDS = ("pattern", "enum", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "maxProperties")
+
+
+def bounds(shape: Shape) -> dict[str, Any]:
+    """What a setting of the operator may be, in the schema's words."""
+    sized = {Kind.LIST: ("minItems", "maxItems"), Kind.MAP: ("", "maxProperties")}
+    least, most = sized.get(shape.kind, ("minLength", "maxLength"))
+    found = {
+        "pattern": shape.cel_pattern,
+        "enum": list(shape.enum) or None,
+        "minimum": 0 if shape.kind is Kind.QUANTITY else shape.minimum,
+        "maximum": shape.maximum,
+        least: shape.min_length,
+        most: shape.max_length,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def compare(schema: dict[str, Any], shape: Shape, path: str) -> None:
+    schema = resolved(schema)
+    assert {name: schema[name] for name in BOUNDS if name in schema} == bounds(shape), path
+    if shape.kind is Kind.OBJECT:
+        assert schema["additionalProperties"] is False, path
+        assert set(schema["properties"]) == {member.name for member in shape.fields}, path
+        assert set(schema.get("required", ())) == {member.name for member in shape.fields if member.required}, path
+        for member in shape.fields:
+            compare(schema["properties"][member.name], member.shape, f"{path}.{member.name}")
+    if shape.kind is Kind.MAP and shape.key is not None:
+        compare(schema["propertyNames"], shape.key, f"keys of {path}")
+    if shape.item is not None:
+        compare(schema["items" if shape.kind is Kind.LIST else "additionalProperties"], shape.item, f"{path}[]")
+
+
+def test_the_schema_is_the_operator_s_own() -> None:
+    """What Helm lets pass, the operator takes: it would not start with anything else."""
+    shapes = {member.name: member.shape for member in shape_of(OperatorConfig).fields}
+    for name in shapes.keys() - BY_THE_CHART:
+        compare(SCHEMA["properties"][name], shapes[name], name)
+    compare(SCHEMA["properties"]["operator"]["properties"]["resources"], shape_of(Resources), "operator.resources")
 
 
 def test_every_setting_of_the_operator_can_be_set_by_the_chart() -> None:

@@ -73,6 +73,21 @@ def test_every_value_is_switched() -> None:
     assert unset == {"operator.resources"}  # of free form, as those of engines and gateways
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("engine.resources.requests.cpu=lots", "at '/engine/resources/requests/cpu'"),
+        ("profiles.h100.gpuResource=gpu", "at '/profiles/h100/gpuResource'"),
+        ("operator.resources.limits.memory=10 Gi", "at '/operator/resources/limits/memory'"),
+        ("labels.a b=c", "invalid propertyName 'a b'"),  # Helm errs about the place of a key
+    ],
+)
+def test_helm_refuses_what_the_operator_would(setting: str, words: str) -> None:
+    answer = run("template", "x", str(CHART), "--set", setting)
+    assert answer.returncode != 0
+    assert words in answer.stderr, answer.stderr
+
+
 @pytest.mark.parametrize("path", VALUES, ids=lambda path: path.stem)
 def test_every_example_of_values(path: Path) -> None:
     for manifest in template("--values", str(path)):

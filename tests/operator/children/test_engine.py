@@ -11,7 +11,8 @@ from tests.operator.children.family import children, container, engine, engine_p
 def test_the_stateful_set() -> None:
     spec = one(children({"replicas": 3}), "StatefulSet")["spec"]
     assert (spec["replicas"], spec["serviceName"], spec["podManagementPolicy"]) == (3, "llama-engine", "Parallel")
-    assert spec["updateStrategy"] == {"type": "RollingUpdate"}, "maxUnavailable is dropped in silence up to 1.34"
+    # maxUnavailable is dropped in silence up to 1.34; a partition that somebody set would hold all rolls.
+    assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}
     assert "volumeClaimTemplates" not in spec
 
 
@@ -186,6 +187,10 @@ def test_credentials_and_secrets_are_only_referred_to() -> None:
     assert engine_pod(built)["automountServiceAccountToken"] is False
 
 
+def test_vllm_is_not_process_1() -> None:
+    assert engine_pod(children())["shareProcessNamespace"] is True, "it would lose a SIGTERM while it imports"
+
+
 def test_pull_secrets_and_service_account() -> None:
     spec = {"engine": {"imagePullSecrets": [{"name": "mine"}, {"name": "all"}], "serviceAccountName": "sa"}}
     pod = engine_pod(children(spec, "imagePullSecrets: [{name: all}]\n"))
@@ -227,6 +232,22 @@ def test_the_registry_holds_for_containers_that_a_person_adds() -> None:
 )
 def test_one_registry_takes_the_place_of_all(image: str, expected: str) -> None:
     assert engine(children({"engine": {"image": image}}, "registry: r.example.com/m\n"))["image"] == expected
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("vllm/vllm-openai:v1", "IfNotPresent"),
+        ("localhost:5000/a", "Always"),
+        ("localhost:5000/a:latest", "Always"),
+        ("a@sha256:" + "0" * 64, "IfNotPresent"),
+        ("a:latest@sha256:" + "0" * 64, "IfNotPresent"),
+    ],
+)
+def test_when_an_image_is_pulled_follows_the_image_and_not_the_one_before_it(image: str, expected: str) -> None:
+    assert engine(children({"engine": {"image": image}}))["imagePullPolicy"] == expected
+    own = {"spec": {"containers": [{"name": "engine", "imagePullPolicy": "Never"}]}}
+    assert engine(children({"engine": {"image": image, "podTemplate": own}}))["imagePullPolicy"] == "Never"
 
 
 def test_the_plugin_comes_by_an_init_container() -> None:

@@ -1,6 +1,9 @@
 """The gateway's pods and Service."""
 
 import subprocess
+from typing import Any
+
+import pytest
 
 from halffull_extproc.cli import COMMANDS
 from tests.operator.children.family import children, container, containers, gateway_pod, one
@@ -77,7 +80,19 @@ def test_the_picker_alone_in_an_inference_pool() -> None:
     assert "restartPolicy" not in picker
     (port,) = one(built, "Service", "-gateway")["spec"]["ports"]
     assert port["port"] in [p["containerPort"] for p in picker["ports"]]
-    assert [volume["name"] for volume in pod["volumes"]] == ["tmp"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["tmp", "token"]
+
+
+@pytest.mark.parametrize(("spec", "having"), [({}, {"bootstrap", "picker"}), (POOL, {"picker"})])
+def test_envoy_has_no_token(spec: dict[str, Any], having: set[str]) -> None:
+    pod = gateway_pod(children(spec))
+    assert pod["automountServiceAccountToken"] is False
+    place = "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert {
+        each["name"]
+        for each in [*pod.get("initContainers", []), *pod["containers"]]
+        if {"name": "token", "mountPath": place, "readOnly": True} in each["volumeMounts"]
+    } == having
 
 
 def test_the_escape_hatch() -> None:

@@ -16,7 +16,7 @@ from halffull_operator.shape import Kind, Shape, shape_of
 from halffull_operator.spec_status import LLMServingStatus
 from tests.operator.chart.render import CHART, REPOSITORY, unhelmed_rules, values
 from tests.operator.chart.test_alerts import exported
-from tests.operator.docs.pages import FIRST, INSTALL, OPERATIONS, PAGES, Page, ticked
+from tests.operator.docs.pages import DOCS, FIRST, INSTALL, OPERATIONS, PAGES, Page, ticked
 from tests.operator.plan.world import World, container, engine_pod, gateway_pod
 from tests.operator.status.reading import said
 
@@ -89,6 +89,10 @@ def test_conditions() -> None:
     world = World()
     found = said(world)
     assert [one["type"] for one in found["conditions"]] == list(CONDITIONS)
+    world.body["metadata"]["annotations"] = {labels.PAUSED: "true"}
+    unknown = [one["type"] for one in said(world)["conditions"] if one["status"] == "Unknown"]
+    assert unknown == ["Progressing", "Applied"]
+    assert "Unknown, at `Applied` and `Progressing`: " in FIRST.text
     at = {word for heading in REASON_TABLES[:1] for row in FIRST.table(heading) for word in row[1].split(", ")}
     assert at <= {*CONDITIONS, "all"}
 
@@ -141,8 +145,48 @@ def test_the_example_of_the_columns_has_those_of_the_crd() -> None:
     columns = crd["spec"]["versions"][0]["additionalPrinterColumns"]
     narrow = ["NAME", *(one["name"].upper() for one in columns if not one.get("priority"))]
     wide = [one["name"].upper() for one in columns if one.get("priority")]
-    assert next(line.split() for line in FIRST.text.splitlines() if line.startswith("    NAME")) == narrow
+    lines = [line.split() for line in FIRST.text.splitlines() if line.startswith("    ")]
+    heads = [number for number, line in enumerate(lines) if line[:1] == ["NAME"]]
+    assert [lines[number] for number in heads] == [narrow, [*narrow[:-1], *wide, narrow[-1]]]
+    for number in heads:
+        row = dict(zip(lines[number], lines[number + 1], strict=True))
+        assert (row["APPLIED"], row["REASON"]) == ("True", "Serving")
     assert f"`-o wide` adds {', '.join(wide[:-1])} and {wide[-1]}" in FIRST.text
+
+
+def test_who_is_on_call_looks_at_every_column_that_warns() -> None:
+    """REASON alone hides an edit that was refused: what was before goes on serving."""
+    (rule,) = re.findall(r"^For a person on call: .*", OPERATIONS.text, re.MULTILINE)
+    assert "READY below DESIRED anywhere, APPLIED not `True`, or REASON not `Serving`" in rule
+
+
+def test_commands_about_one_serving_name_its_namespace() -> None:
+    named = [command for command in OPERATIONS.commands if re.search(r"\b(llama|NAME|POD)\b", command)]
+    assert len(named) >= 7
+    for command in named:
+        assert command.startswith("kubectl -n llm "), command
+
+
+def test_the_images_to_build_are_those_that_there_are() -> None:
+    (loop,) = (command for command in INSTALL.commands if command.startswith("for name in "))
+    names = loop.removeprefix("for name in ").removesuffix("; do").split()
+    assert len(names) == 4
+    assert "build these four" in INSTALL.text
+    for name in names:
+        assert (REPOSITORY / f"images/{name}.Dockerfile").exists()
+
+
+def test_what_was_started_a_moment_ago_is_asked_again() -> None:
+    """A request right behind a program that starts in the background is refused once or twice."""
+    for page in (DOCS / "own-ingress.md", REPOSITORY / "README.md", *(page.path for page in PAGES)):
+        for command in re.findall(r"&\n +(curl .*)", page.read_text()):
+            assert "--retry-connrefused" in command, f"{page.name}: {command}"
+
+
+def test_the_words_of_the_readme_s_table_are_explained_above_it() -> None:
+    above = (REPOSITORY / "README.md").read_text().partition("\n|")[0].replace("\n", " ")
+    for word in ("TTFT", "TGT", "P2C", "FCFS", "α", "SALPlus", "ext_proc"):
+        assert f" {word}: " in above, word
 
 
 def fields(shape: Shape, prefix: str = "") -> Iterator[str]:

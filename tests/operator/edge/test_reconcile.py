@@ -125,6 +125,25 @@ async def test_an_edit_that_the_cache_has_not_seen_is_taken_up(world: World) -> 
     assert stateful_set["spec"]["replicas"] == 5
 
 
+@pytest.mark.parametrize("spec", [{}, {"model": {"uri": "what?"}}], ids=["valid", "invalid"])
+async def test_an_edit_that_comes_just_before_a_status_is_written_is_taken_up(
+    world: World, spec: dict[str, object]
+) -> None:
+    """The answer to the status brings it into the cache, so that the watch tells nothing new."""
+
+    def edited() -> None:
+        if world.api.count("PATCH", "/status") == 1:
+            world.api.put({**world.body(), "spec": {**serving("llama", "ns")["spec"], "replicas": 5}})
+
+    uid = world.put(serving("llama", "ns", **spec))
+    world.api.fault = only("/status", "PATCH", edited)
+    assert (await world.reconciler.reconcile(uid)).again == 0.0
+    world.watch()
+    await world.reconciler.reconcile(uid)
+    (stateful_set,) = world.api.all(kinds.STATEFUL_SET)
+    assert stateful_set["spec"]["replicas"] == 5
+
+
 async def test_another_one_of_the_same_name_is_not_this_one(world: World) -> None:
     uid = world.put(serving("llama", "ns"))
     world.api.remove(kinds.SERVING, "llama", "ns")
@@ -216,8 +235,28 @@ def engine(number: int, *, ready: bool) -> Manifest:
     return {**pod, "metadata": {**pod["metadata"], "namespace": "ns", "labels": labelled}}
 
 
-def only(part: str, method: str, answer: Callable[[], web.Response]) -> Callable[[web.Request], web.Response | None]:
+def only(
+    part: str, method: str, answer: Callable[[], web.Response | None]
+) -> Callable[[web.Request], web.Response | None]:
     return lambda request: answer() if request.method == method and part in request.path else None
+
+
+@pytest.mark.parametrize(
+    ("applied", "ready"), [("None", "Serving"), ("InferencePool", "OptionalApiMissing"), ("Managed", "Starting")]
+)
+@pytest.mark.parametrize("wanted", ["None", "InferencePool", "Managed"])
+async def test_of_a_refused_edit_the_gateway_is_not_spoken(world: World, applied: str, ready: str, wanted: str) -> None:
+    uid = world.put(serving("llama", "ns", gateway={"mode": applied}))
+    await world.reconciler.reconcile(uid)
+    world.put(engine(0, ready=True))
+    await world.reconciler.reconcile(uid)
+    before = [condition(world.body(), kind) for kind in ("Ready", "GatewayReady")]
+    assert before[0]["reason"] == ready
+    world.put({**world.body(), "spec": {**world.body()["spec"], "gateway": {"mode": wanted}, "profile": "none"}})
+    await world.reconciler.reconcile(uid)
+    assert condition(world.body(), "Applied")["reason"] == "InvalidSpec"
+    after = [condition(world.body(), kind) for kind in ("Ready", "GatewayReady")]
+    assert [(one["status"], one["reason"]) for one in after] == [(one["status"], one["reason"]) for one in before]
 
 
 async def test_what_is_refused_is_said_and_the_rest_is_made(world: World) -> None:

@@ -56,12 +56,12 @@ def test_apply_ready_status_columns_delete(
 
 def _columns(plane: ControlPlane, namespace: str) -> None:
     """What a person sees."""
-    row = ["llama", "hf://org/model@abc", "2", "2", "2", "Serving", f"http://llama-gateway.{namespace}.svc/v1"]
+    row = ["llama", "hf://org/model@abc", "2", "2", "2", "True", "Serving", f"http://llama-gateway.{namespace}.svc/v1"]
     head, line = kubectl(plane, "-n", namespace, "get", "llms").splitlines()
-    assert head.split() == ["NAME", "MODEL", "DESIRED", "READY", "UPDATED", "REASON", "URL", "AGE"]
+    assert head.split() == ["NAME", "MODEL", "DESIRED", "READY", "UPDATED", "APPLIED", "REASON", "URL", "AGE"]
     assert line.split()[:-1] == row
     head, line = kubectl(plane, "-n", namespace, "get", "llmservings", "-o", "wide").splitlines()
-    assert head.split()[7:] == ["SCHEDULER", "ROUTING", "IMAGE", "AGE"]
+    assert head.split()[8:] == ["SCHEDULER", "ROUTING", "IMAGE", "AGE"]
     assert line.split()[:-1] == [*row, "LARRY", "SAL", "example.test/vllm:1"]
 
 

@@ -128,7 +128,7 @@ def test_restarted_at_rolls_and_a_pause_stops_everything(
     assert uids(engines(admin, namespace, "kubectl")).items() > once.items()
 
     body = wait_until("the pause is told", lambda: _paused(admin, namespace))
-    assert "kubectl annotate llmservings paused" in condition(body, "Progressing")["message"]
+    assert f"kubectl -n {namespace} annotate llms paused" in condition(body, "Progressing")["message"]
     assert uids(engines(admin, namespace, "paused")) == before["paused"]
     assert admin.get(kinds.named("v1", "Service"), "paused-gateway", namespace) is None
     kubectl(plane, "-n", namespace, "annotate", "llms", "paused", f"{labels.PAUSED}-")

@@ -73,7 +73,7 @@ def test_an_upgrade_and_a_rollback_roll_no_engine(
     assert gateway["containers"][0]["image"] == "mirror.example.test/envoy:2", "gateways are upgraded at once"
     body = admin.must_get(kinds.SERVING, "plain", namespace)
     assert (
-        f"kubectl annotate llmservings plain --overwrite {labels.RESTARTED_AT}="
+        f"kubectl -n {namespace} annotate llms plain --overwrite {labels.RESTARTED_AT}="
         in (condition(body, "UpdateAvailable")["message"])
     )
     assert body["status"]["image"] == VLLM[1], "what runs"

@@ -38,24 +38,29 @@ def test_what_cannot_be_meant_is_refused_with_the_field_and_what_to_write(case: 
 @pytest.mark.parametrize("case", BY_PARSE)
 def test_what_no_schema_could_refuse_hinders_no_look_at_the_pods(case: str) -> None:
     spec, _, _ = BY_PARSE[case]
-    found = outline(body({"replicas": 7, "model": {"uri": "hf://a/b@c"}, **spec}), replicas=2)
+    found = outline(body({"replicas": 7, "model": {"uri": "hf://a/b@c"}, **spec}), replicas=2, gateway="Managed")
     assert (found.spec.replicas, found.spec.model.uri) == (2, "hf://a/b@c")
 
 
-@pytest.mark.parametrize("spec", [None, [], {"gateway": []}, {"gateway": {"managed": 7}}, {"model": "x"}])
+@pytest.mark.parametrize("spec", [None, [], {"rollout": 7}, {"gateway": {"managed": {"tls": 7}}}, {"model": "x"}])
 def test_an_outline_of_nonsense_is_refused_in_the_same_way(spec: Any) -> None:
     with pytest.raises(SpecError):
-        outline({**body(), "spec": spec}, replicas=1)
+        outline({**body(), "spec": spec}, replicas=1, gateway="Managed")
 
 
 def test_an_outline_has_what_the_status_is_made_of() -> None:
     gateway = {"mode": "Managed", "managed": {"tls": {"secretName": "s"}, "service": {"annotations": {"a b": "c"}}}}
     given = {"gateway": gateway, "rollout": {"progressDeadline": "2h"}, "routing": {"failureMode": "FailClose"}}
-    found = outline(body(given), replicas=1).spec
+    found = outline(body(given), replicas=1, gateway="Managed").spec
     assert found.gateway.effective.tls is not None
     assert found.rollout.progress_deadline == "2h"
     assert found.routing.failure_mode == "FailClose"
-    assert outline(body({"gateway": {"mode": "None"}}), replicas=1).spec.gateway.mode == "None"
+
+
+@pytest.mark.parametrize("applied", ["Managed", "InferencePool", "None"])
+@pytest.mark.parametrize("wanted", [{"mode": "Managed", "managed": {"replicas": 3}}, {"mode": "None"}, [], 7, None])
+def test_the_gateway_of_an_outline_is_the_one_that_was_applied(applied: str, wanted: Any) -> None:
+    assert outline(body({"gateway": wanted}), replicas=1, gateway=applied).spec.gateway.mode == applied
 
 
 @pytest.mark.parametrize(

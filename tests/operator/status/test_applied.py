@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from halffull_operator.children.optional import INFERENCE_POOL
 from halffull_operator.plan import Apply, GrowClaim, OrphanAndRecreate
 from halffull_operator.rolling import RECREATED
 from halffull_operator.status import Failure
@@ -50,6 +51,33 @@ def test_a_missing_api() -> None:
     assert verdicts(found)["Applied"] == ("False", "OptionalApiMissing")
     assert "monitoring.podMonitor.enabled needs monitoring.coreos.com/v1 PodMonitor" in message(found, "Applied")
     assert verdicts(found)["Ready"] == ("True", "Serving")
+
+
+def test_without_its_inference_pool_no_client_gets_an_answer() -> None:
+    world = World(body=body(gateway={"mode": "InferencePool"}))
+    world.missing = (SimpleNamespace(field="gateway.mode", api=INFERENCE_POOL),)
+    found = said(world)
+    assert verdicts(found)["Ready"] == verdicts(found)["Applied"] == ("False", "OptionalApiMissing")
+    assert message(found, "Ready").startswith("gateway.mode needs inference.networking.k8s.io/v1 InferencePool")
+
+
+def test_engines_that_the_api_server_refuses_to_write_are_why_none_is_ready() -> None:
+    world = World()
+    world.live.pop(("StatefulSet", "llama-engine"))
+    world.pods = world.pods[2:]
+    found = said(world, Failure(Apply(engine_set(), "x"), "Invalid", ".spec.contaners: field not declared in schema"))
+    for kind in ("Ready", "EnginesReady", "Applied"):
+        assert verdicts(found)[kind] == ("False", "Invalid")
+        assert message(found, kind).endswith("contaners: field not declared in schema (see engine.podTemplate)")
+
+
+def test_an_edit_of_the_engines_that_is_refused_is_why_they_are_not_as_asked() -> None:
+    world = World()
+    world.manifests[0]["spec"]["replicas"] = 3
+    found = said(world, Failure(Apply(engine_set(), "x"), "Forbidden", "no"))
+    assert verdicts(found)["Ready"] == ("True", "Serving")
+    assert verdicts(found)["EnginesReady"] == ("False", "Forbidden")
+    assert message(found, "EnginesReady") == "StatefulSet llama-engine: no"
 
 
 def test_what_was_done_about_an_immutable_field_is_told_until_the_next_edit() -> None:

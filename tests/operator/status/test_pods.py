@@ -25,6 +25,18 @@ def well_but(ready: dict[str, Any]) -> dict[str, Any]:
     return engine_pod(0, conditions=[{"type": "PodScheduled", "status": "True"}, ready])
 
 
+def init_runs(name: str, *, since: float = 0) -> dict[str, Any]:
+    """An engine's pod with the plugin's init container, or a picker as a sidecar, that runs."""
+    pod = engine_pod(
+        0,
+        ready=False,
+        initContainerStatuses=[container(name, started=True, state={"running": {"startedAt": at(since)}})],
+        containerStatuses=[container(state={"waiting": {"reason": "PodInitializing"}})],
+    )
+    pod["spec"]["initContainers"] = [{"name": "larry"}, {"name": "picker", "restartPolicy": "Always"}]
+    return pod
+
+
 CRASH = {"terminated": {"exitCode": 1, "reason": "Error", "message": "INFO x\nTraceback\nValueError: no such model\n"}}
 SCHEDULER = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available."
 
@@ -89,8 +101,8 @@ SCHEDULER = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption:
         (engine_pod(0, ready=False), "ModelLoading", "loads the model for less than a minute"),
         (
             engine_pod(
-                0, ready=False, containerStatuses=[container(started=True, state={"running": {"startedAt": at(0)}})]
-            ),
+                0, ready=False, containerStatuses=[container(started=True, state={"running": {"startedAt": at(-30)}})]
+            ),  # it is not ready since 0: it was
             "NotReady",
             "runs, and its readiness probe fails",
         ),
@@ -126,6 +138,9 @@ SCHEDULER = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption:
             "Starting",
             "is being created",
         ),
+        (init_runs("larry"), "Starting", "container larry: starts"),
+        (init_runs("picker"), "Starting", "container picker: starts"),
+        (init_runs("picker", since=-30), "NotReady", "container picker: runs, and its readiness probe fails"),
         (gateway_pod(0, ready=False), "Starting", "container gateway: starts"),
         # What is left of a pod whose node is lost: Kubernetes sets its Ready alone.
         (well_but({"type": "Ready", "status": "False"}), "NotReady", "node-1 is not heard from: is it down?"),
@@ -136,6 +151,14 @@ def test_reason_and_words(pod: dict[str, Any], reason: str, message: str) -> Non
     found = look(pod)
     assert (found.reason, found.message) == (reason, message)
     assert reason in ("", *REASONS)
+
+
+def test_of_a_long_error_its_end_is_told_too() -> None:
+    why = "dial tcp: lookup registry.example on 10.0.0.10:53: i/o timeout"
+    found = look(waiting("ErrImagePull", "failed to resolve reference " + "x" * 400 + why)).message
+    assert found.startswith("image vllm:1 cannot be pulled: failed to resolve")
+    assert found.endswith(why)
+    assert len(found) == 300
 
 
 def test_loading_time_is_told_in_steps_and_the_next_one_is_known() -> None:
@@ -156,6 +179,22 @@ def test_loading_time_is_told_in_steps_and_the_next_one_is_known() -> None:
         "loads the model for over 30 minutes",
         "loads the model for over 1 hour",
     ]
+
+
+def test_an_engine_that_has_loaded_is_not_warned_of_before_its_first_readiness_probe() -> None:
+    pod = engine_pod(
+        0, ready=False, containerStatuses=[container(started=True, state={"running": {"startedAt": at(5)}})]
+    )
+    found = look(pod, after=900)
+    assert (found.reason, found.message) == ("Starting", "starts")
+
+
+def test_a_container_may_fail_its_first_probes_and_the_end_of_that_is_known() -> None:
+    words = {}
+    for after in (0, 20, 30):
+        clock = Clock(T0 + timedelta(seconds=after))
+        words[after] = health(init_runs("picker"), (), clock).reason, clock.next
+    assert words == {0: ("Starting", 30), 20: ("Starting", 10), 30: ("NotReady", None)}
 
 
 @pytest.mark.parametrize("reason", ["FailedAttachVolume", "FailedMount"])

@@ -72,6 +72,8 @@ def test_a_spec_that_cannot_be_used_changes_nothing_else() -> None:
     found = invalid(stored, field="spec.engine.args[0]", message="write maxModelLen", now=T0)
     assert verdicts(found) | {"Applied": ("True", "Applied")} == verdicts(stored["status"])
     assert verdicts(found)["Applied"] == ("False", "InvalidSpec")
+    (applied,) = (each for each in found["conditions"] if each["type"] == "Applied")
+    assert applied["message"].endswith("write maxModelLen; what was applied before goes on unchanged")
     assert found["observedGeneration"] == 2
     assert found["url"] == stored["status"]["url"]
     again = invalid(
@@ -100,3 +102,6 @@ def test_how_pods_are_is_told_whatever_the_spec_says() -> None:
 def test_a_spec_that_cannot_be_used_from_the_beginning_is_not_ready() -> None:
     found = invalid(body(), field="spec.model", message="is missing", now=T0)
     assert verdicts(found)["Ready"] == ("False", "InvalidSpec")
+    for one in (found, invalid({**body(), "status": found}, field="spec.model", message="is missing", now=T0)):
+        (applied,) = (each for each in one["conditions"] if each["type"] == "Applied")
+        assert applied["message"] == "spec.model: is missing", "nothing was applied before, to go on unchanged"

@@ -93,7 +93,8 @@ def stateful_set(family: Family, settings: EngineSettings) -> Manifest:
             "replicas": serving.spec.replicas,
             "serviceName": family.names.engine,
             "podManagementPolicy": "Parallel",  # OrderedReady stays stuck after a bad rollout (kubernetes#67250)
-            "updateStrategy": {"type": "RollingUpdate"},
+            # The partition is ours too: left out, one that somebody once set would hold every roll.
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}},
             "revisionHistoryLimit": 5,
             "selector": {"matchLabels": family.engines},
             "template": template,
@@ -135,6 +136,9 @@ def _template(family: Family, settings: EngineSettings) -> Manifest:
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT
+            # As process 1 vLLM would lose a SIGTERM that comes while it imports, for 20 s and more, and live out its
+            # grace: the kernel drops what process 1 has no handler for.
+            "shareProcessNamespace": True,
             "terminationGracePeriodSeconds": grace_seconds(serving),
             "securityContext": family.pod_security(),
             "topologySpreadConstraints": spread(family.engines),

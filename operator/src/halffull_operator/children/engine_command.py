@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from halffull_operator.children.manifest import Family, Manifest, env
 from halffull_operator.engine_settings import HTTP_PORT, LOAD_PORT, EngineSettings, drain_seconds
-from halffull_operator.spec import LLMServing, SpecError
+from halffull_operator.spec import Larry, LLMServing, SpecError
 from halffull_operator.spec_model import served_names, source_of
 from halffull_operator.spec_types import written
 from halffull_operator.vllm_args import asynchronous, value_of
@@ -77,7 +77,7 @@ def _plugin_arguments(family: Family, settings: EngineSettings) -> Iterator[str]
     is_async = asynchronous(settings.args, cpu=settings.on_cpu, pipeline=pipeline)
     larry: dict[str, Any] = {"policy": scheduler.policy}
     if scheduler.policy == "LARRY":
-        larry["alpha"] = scheduler.larry.alpha if scheduler.larry is not None else 1.0
+        larry["alpha"] = (scheduler.larry or Larry()).alpha
     larry |= {"load_port": LOAD_PORT, "load_host": family.config.listen}
     yield f"--scheduler-cls=halffull_larry.{'Scheduler' if is_async else 'SyncScheduler'}"
     yield f"--additional-config={json.dumps({'larry': larry}, separators=(',', ':'))}"

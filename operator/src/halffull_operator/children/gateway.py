@@ -29,6 +29,7 @@ from halffull_operator.labels import GATEWAY, PICKER_CONFIG, TEMPLATE_HASH
 READY_PORT: Final = 9902
 ADMIN_PORT: Final = 9901
 _BOOTSTRAP: Final = f"{RUN}/envoy.yaml"
+_TOKEN: Final = {"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}
 _DRAIN_TIME: Final = 10
 """s over which Envoy asks its clients to go, before its listener closes."""
 _PATIENCE: Final = 150
@@ -40,9 +41,8 @@ def deployment(family: Family) -> Manifest:
     gateway = family.serving.spec.gateway
     pooled = gateway.mode == "InferencePool"
     template = _pool_template(family) if pooled else _template(family)
-    if not pooled:
-        patch = ("spec.gateway.managed.podTemplate", gateway.effective.pod_template)
-        template = patched(template, [patch], config=family.config)
+    patches = [] if pooled else [("spec.gateway.managed.podTemplate", gateway.effective.pod_template)]
+    template = patched(template, patches, config=family.config)
     return family.child(
         "apps/v1",
         "Deployment",
@@ -115,24 +115,40 @@ def _pool_template(family: Family) -> Manifest:
     picker["readinessProbe"] = _every(5, _health("readiness"), within=2, failures=3)
     picker["lifecycle"] = {"preStop": {"sleep": {"seconds": PRE_STOP}}}
     picker["ports"] = [{"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"}, *picker["ports"]]
-    picker["volumeMounts"] = [mount for mount in picker["volumeMounts"] if mount["name"] == "tmp"]
+    picker["volumeMounts"] = [mount for mount in picker["volumeMounts"] if mount["name"] != "run"]
     return _pod(family, volumes=[{"name": "tmp", "emptyDir": {}}], grace=30, containers=[picker])
 
 
 def _pod(family: Family, *, volumes: list[Manifest], grace: int, **containers: list[Manifest]) -> Manifest:
+    """Only containers that mount the volume `token` can ask the API server: not Envoy, which clients talk to."""
     return {
         "metadata": family.pod_metadata(GATEWAY, {PICKER_CONFIG: read_at_start(family)}),
         "spec": {
             "serviceAccountName": family.names.gateway,
+            "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": grace,
             "securityContext": family.pod_security(),
             "topologySpreadConstraints": spread(family.gateways),
             **family.pull_secrets(),
             **containers,
-            "volumes": volumes,
+            "volumes": [*volumes, _token()],
         },
     }
+
+
+def _token() -> Manifest:
+    """What Kubernetes by default mounts into every container.
+
+    The API server's defaults are written out: `sources` is compared as a whole.
+    """
+    namespace = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
+    sources: list[Manifest] = [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [namespace]}},
+    ]
+    return {"name": "token", "projected": {"sources": sources}}
 
 
 def _envoy(family: Family, *, secure: bool) -> Manifest:
@@ -184,7 +200,7 @@ def _picker(family: Family) -> Manifest:
         # Its ports open when it has a first list of endpoints.
         "startupProbe": _every(2, _health("readiness"), within=2, failures=_PATIENCE),
         "livenessProbe": _every(10, _health("liveness"), within=5, failures=3),
-        "volumeMounts": _mounts(),
+        "volumeMounts": [*_mounts(), _TOKEN],
     }
 
 
@@ -211,7 +227,7 @@ def _bootstrap(family: Family) -> Manifest:
         "resources": quantities(family.config.init_resources),
         "securityContext": container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _mounts(),
+        "volumeMounts": [*_mounts(), _TOKEN],
     }
 
 

@@ -120,7 +120,8 @@ def patched(
 ) -> Manifest:
     """A pod template with the escape hatches laid over it, each given with the field that it is from.
 
-    Their images come from the configured registry too.
+    Their images come from the configured registry too, and each says when it is pulled, as the API server says for a
+    new object: left out, the rule of an earlier image stayed.
 
     Raises:
         SpecError: a patch that cannot be merged.
@@ -133,11 +134,11 @@ def patched(
     pod = dict(template["spec"])
     for group in ("initContainers", "containers"):
         if group in pod:
-            pod[group] = [_from_registry(container, "image", config) for container in pod[group]]
+            pod[group] = [_pulled(container, "image", "imagePullPolicy", config) for container in pod[group]]
     if "volumes" in pod:
         pod["volumes"] = [
             {
-                name: _from_registry(value, "reference", config) if name == "image" else value
+                name: _pulled(value, "reference", "pullPolicy", config) if name == "image" else value
                 for name, value in one.items()
             }
             for one in pod["volumes"]
@@ -145,10 +146,12 @@ def patched(
     return {**template, "spec": pod}
 
 
-def _from_registry(thing: Any, key: str, config: OperatorConfig) -> Any:
+def _pulled(thing: Any, key: str, policy: str, config: OperatorConfig) -> Any:
     if not isinstance(thing, dict) or not isinstance(thing.get(key), str):
         return thing  # as a person wrote it, for the API server to refuse
-    return {**thing, key: image(thing[key], config)}
+    reference = image(thing[key], config)
+    tag = reference.rpartition("/")[2].partition(":")[2] or "latest"
+    return {policy: "Always" if tag == "latest" else "IfNotPresent", **thing, key: reference}
 
 
 def digest(value: Any) -> str:
