@@ -4,8 +4,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from verdict import SIMPLEST_FIRST, markdown
+from verdict import tables as verdict
 
 from halffull_lab.figures import Ratio
 from halffull_lab.table import ratio_text, seconds
@@ -32,8 +35,11 @@ class PageError(ValueError):
 
 
 def digest(experiment: Mapping[str, Any]) -> str:
-    """Ten hex digits of what decides an experiment's figures; its words do not count."""
+    """Ten hex digits of what decides an experiment's figures; not its words, nor a newer field at its default."""
     decides = {name: value for name, value in experiment.items() if name not in {"title", "claim"}}
+    for added in ("first_seed", "rivals"):  # or what ran before these were there would have to run again
+        if not decides.get(added):
+            decides.pop(added, None)
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -67,7 +73,10 @@ def section(results: Results, *, wall: float, workers: int) -> str:
         workers: processes.
     """
     experiment, cells = results["experiment"], results["cells"]
-    tables = _swept(results) if experiment["x"] else [_table(results)]
+    if set(SIMPLEST_FIRST) < set(cells[0]["variants"]):
+        tables: Iterable[str] = verdict(results)
+    else:
+        tables = _swept(results) if experiment["x"] else [_table(results), *_next_best(results)]
     counts = [variant["requests"] // experiment["seeds"] for cell in cells for variant in cell["variants"].values()]
     came = (
         f"{experiment['seeds']} seeds of {_range(counts)} requests; {_engine_hours(results):.0f} simulated "
@@ -105,7 +114,26 @@ def _table(results: Results) -> str:
                     *(_gain(variant["gains"].get(figure)) for figure in _GAINS.values()),
                 ]
             )
-    return _markdown(head, rows)
+    return markdown(head, rows)
+
+
+def _next_best(results: Results) -> Iterator[str]:
+    """The variants that are no rivals against the best rival in each figure."""
+    rivals = results["experiment"]["rivals"]
+    if not rivals:
+        return
+    yield f"The best of {', '.join(rivals)} in each figure ÷ this:"
+    compared = results["experiment"]["compare"].replace("_", " ")
+    names = {**_GAINS, "longest": "ttft_max"}
+    yield markdown(
+        [*(axis.replace("_", " ") for axis in results["cells"][0]["point"]), compared, *names],
+        [
+            [*cell["point"].values(), name, *(_gain(variant["over_rivals"][figure]) for figure in names.values())]
+            for cell in results["cells"]
+            for name, variant in cell["variants"].items()
+            if name not in rivals
+        ],
+    )
 
 
 def _swept(results: Results) -> Iterator[str]:
@@ -121,7 +149,7 @@ def _swept(results: Results) -> Iterator[str]:
     head = [*axes, results["experiment"]["compare"], *(f"{x.replace('_', ' ')} {value}" for value in columns)]
 
     def table(cell: Any, *, gains: bool) -> str:
-        return _markdown(
+        return markdown(
             head,
             [
                 [*labels, *(cell(variants[value]) for value in columns)]
@@ -153,9 +181,9 @@ def _gain(gain: Sequence[float | None] | None) -> str:
 
 
 def _engine_hours(results: Results) -> float:
-    """Hours of virtual time that engines lived through."""
-    cases = [variant["case"] for cell in results["cells"] for variant in cell["variants"].values()]
-    return float(results["experiment"]["seeds"] * sum(case["engines"] * case["minutes"] for case in cases)) / 60
+    """Hours of arrivals that engines lived through; a recording may end before the minutes do."""
+    variants = ((cell["arrived"], variant) for cell in results["cells"] for variant in cell["variants"].values())
+    return float(sum(variant["requests"] / rate * variant["case"]["engines"] for rate, variant in variants)) / 3600
 
 
 def _failures(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -170,8 +198,3 @@ def _failures(cells: Sequence[Mapping[str, Any]]) -> str:
 def _range(counts: Sequence[int]) -> str:
     low, high = min(counts), max(counts)
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,6 +1,5 @@
 """docs/results.md: complete, and its tables are what `make results` makes."""
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,14 @@ import msgspec
 import pytest
 
 from halffull_lab.simulation.experiment import bundled, load_experiment
+from tests import scripts
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs/results.md").read_text(encoding="utf-8")
 
 
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("results_page", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-page = _load(REPOSITORY / "hack/results/page.py")
+verdict = scripts.load("results/verdict.py")
+page = scripts.load("results/page.py")
 
 
 def _variant(ttft: list[float | None], *, gain: list[float | None] | None, engines: int = 4) -> dict[str, Any]:
@@ -36,12 +28,13 @@ def _variant(ttft: list[float | None], *, gain: list[float | None] | None, engin
         "preemptions": 3,
         "figures": figures,
         "gains": {} if gain is None else dict.fromkeys(figures, gain),
+        "over_rivals": {} if gain is None else {figure: [1.1, 1.0, 1.2] for figure in figures},
     }
 
 
 def _results(**changed: Any) -> dict[str, Any]:
-    experiment = {"title": "T", "compare": "balancer", "x": "", "seeds": 2} | changed
-    cell = {"rate": 20.0, "load": 0.8, "notes": [], "warning": ""}
+    experiment = {"title": "T", "compare": "balancer", "x": "", "seeds": 2, "rivals": []} | changed
+    cell = {"rate": 20.0, "arrived": 2000 / 1200, "load": 0.8, "notes": [], "warning": ""}
     return {
         "version": "1.2.3",
         "experiment": experiment,
@@ -107,6 +100,16 @@ def test_a_row_for_each_variant_of_each_cell() -> None:
     )
 
 
+def test_rivals_are_left_out_of_the_table_of_the_next_best() -> None:
+    lines = page.section(_results(rivals=["LeastRequest"]), wall=120, workers=2).splitlines()
+    below = lines[lines.index("The best of LeastRequest in each figure ÷ this:") + 2 :]
+    assert below[0].endswith("| TGT p50 | TGT p95 | longest |")
+    assert [row.split(" | ")[:4] for row in below[2:4]] == [
+        ["| chat", load, "SAL", "1.10 [1.00–1.20]"] for load in ("0.8", "0.9")
+    ]
+    assert not below[4].startswith("|")
+
+
 def test_a_column_for_each_value_of_x() -> None:
     text = page.section(_results(x="load"), wall=60.0, workers=2)
 
@@ -132,6 +135,8 @@ def test_the_content_is_what_decides_the_figures() -> None:
     content = page.digest(_results()["experiment"])
     assert page.digest(_results(title="other words", claim="and more")["experiment"]) == content
     assert page.digest(_results(seeds=3)["experiment"]) != content
+    assert page.digest(_results(first_seed=0)["experiment"]) == content
+    assert page.digest(_results(first_seed=7)["experiment"]) != content
 
 
 def test_only_the_tables_of_what_ran_are_written_anew() -> None:

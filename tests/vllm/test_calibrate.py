@@ -19,7 +19,8 @@ MAX_NUM_SEQS = 16
 SERVER = serving.larry("--max-num-batched-tokens=512", f"--max-num-seqs={MAX_NUM_SEQS}", name="LARRY")
 
 
-def _calibrate(server: Server, out: Path, *options: str) -> dict[str, Any]:
+def calibrate(server: Server, out: Path, *options: str) -> dict[str, Any]:
+    """Run `halffull calibrate` against a server; the profile that it wrote, also to be found in `out`."""
     command = [HALFFULL, "calibrate", "--url", server.url, "--out", out, "--minutes=1.5", *options]
     subprocess.run(command, check=True, stdout=sys.stderr, timeout=500)
     return json.loads(out.read_text())  # type: ignore[no-any-return]
@@ -39,7 +40,7 @@ def _is_close(profile: dict[str, Any], *, factor: float) -> None:
 
 def test_by_the_load_report(server: Server, tmp_path: Path) -> None:
     load_url = f"http://127.0.0.1:{server.load_ports[0]}"
-    profile = _calibrate(server, tmp_path / "profile.json", "--load-url", load_url)
+    profile = calibrate(server, tmp_path / "profile.json", "--load-url", load_url)
     assert (profile["max_tokens_per_batch"], profile["max_model_len"], profile["block_size"]) == (512, 2048, 32)
     # Taken for 256, unless one says so: the engine has shown how many it runs.
     assert profile["max_num_seqs"] == MAX_NUM_SEQS
@@ -49,4 +50,4 @@ def test_by_the_load_report(server: Server, tmp_path: Path) -> None:
 def test_by_streams(server: Server, tmp_path: Path) -> None:
     options = ("--max-tokens-per-batch=512", f"--max-num-seqs={MAX_NUM_SEQS}")
     # Its times are the client's, too, which waits for a core as the server does.
-    _is_close(_calibrate(server, tmp_path / "profile.json", *options), factor=3)
+    _is_close(calibrate(server, tmp_path / "profile.json", *options), factor=3)

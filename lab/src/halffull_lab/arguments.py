@@ -24,6 +24,17 @@ def positive(text: str) -> float:
     return number
 
 
+def not_negative(text: str) -> float:
+    """A finite number from 0 on."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} does not fit, allowed: a number from 0")
+    return number
+
+
 def positive_int(text: str) -> int:
     """A whole number from 1 on."""
     number = int(text) if text.isdecimal() else 0

@@ -57,6 +57,7 @@ _EXPECTED = {
     "DemoError",
     "ChildError",
     "ReplayError",
+    "ModelError",
     "CalibrationError",
     "ProfileError",
     "ExperimentError",

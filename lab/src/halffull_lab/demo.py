@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import ipaddress
 import json
+import math
 import os
 import platform
 import signal
@@ -24,12 +25,14 @@ from rich.console import Console
 
 from halffull_lab.arguments import port, positive
 from halffull_lab.conduct import Conductor, Leg, Score
+from halffull_lab.engine_requests import EngineLimits
 from halffull_lab.latency import PROFILES
 from halffull_lab.progress import ProgressLine
 from halffull_lab.replay import Target
 from halffull_lab.results import Comparison
 from halffull_lab.saturation import saturation
-from halffull_lab.stack import EngineOptions, Stack, get_json
+from halffull_lab.simulation.traffic import lengths
+from halffull_lab.stack import EngineOptions, Stack, first_model
 from halffull_lab.table import table
 from halffull_lab.traces import Trace, load_trace
 
@@ -70,7 +73,9 @@ _QUICK_LENGTHS = Lengths(run=12, fault=8)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `halffull demo`."""
     parser.add_argument(
-        "--quick", action="store_true", help="short runs, without RoundRobin and Random: at most 2 minutes in all"
+        "--quick",
+        action="store_true",
+        help="short runs, without RoundRobin and Random: about 2 minutes in all, more on a busy machine",
     )
     parser.add_argument(
         "--out",
@@ -120,7 +125,10 @@ def main(args: argparse.Namespace) -> int:
     write_html(comparison, report)
     console.print(table(comparison))
     console.print(f"{report} and {results} written", highlight=False)
-    return 1 if comparison.errors else 0
+    if not comparison.errors:
+        return 0
+    sys.stderr.write(f"halffull demo: {comparison.failure}\n")
+    return 1
 
 
 async def _until_terminated(demo: Any) -> Comparison:
@@ -137,9 +145,9 @@ async def _until_terminated(demo: Any) -> Comparison:
 async def _demo(args: argparse.Namespace, console: Console) -> Comparison:
     own = _own_servers(args)
     speed = _speed(args, own=bool(own))
-    lengths = _QUICK_LENGTHS if args.quick else _FULL_LENGTHS
+    times = _QUICK_LENGTHS if args.quick else _FULL_LENGTHS
     target = await _own_target(args, own) if own else Target(url="")
-    trace = _arrivals(args, seconds=(args.seconds or lengths.run) * speed, own=bool(own))
+    trace = _arrivals(args, seconds=(args.seconds or times.run) * speed, own=bool(own))
     legs = (
         tuple(dict.fromkeys(Leg(policy=leg.policy) for leg in (_QUICK if args.quick else _FULL)))
         if own
@@ -157,7 +165,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> Comparison:
         logs=args.out / "logs",
     )
     target = Target(url=stack.gateway, model=target.model, api_key=target.api_key)
-    share = min(1.0, (lengths.fault / lengths.run))
+    share = min(1.0, (times.fault / times.run))
     score = Score(
         legs=legs,
         trace=trace,
@@ -166,15 +174,13 @@ async def _demo(args: argparse.Namespace, console: Console) -> Comparison:
         timeout=600.0,
         fault=legs[0] if own else Leg(policy="SAL", engine="LARRY"),
         fault_trace=trace.head(seconds=trace.duration * share),
-        drain=lengths.drain * SPEED / speed,
+        drain=times.drain * SPEED / speed,
     )
     args.out.mkdir(parents=True, exist_ok=True)
     for log in (args.out / "logs").glob("*.log"):
         log.unlink()
     with ProgressLine(console, total=score.wall) as progress:
-        progress.stage(
-            f"starting {len(own) or ENGINES} engines, the picker and Envoy; about {score.wall / 60:.0f} minutes"
-        )
+        progress.stage(f"starting {len(own) or ENGINES} engines, the picker and Envoy; about {_minutes(score.wall)}")
         async with stack:
             conductor = Conductor(stack, score, progress)
             fault = await conductor.run()
@@ -217,8 +223,14 @@ def _speed(args: argparse.Namespace, *, own: bool) -> float:
     return speed
 
 
+def _minutes(wall: float) -> str:
+    count = math.ceil(wall / 60)  # start and report take some seconds, too
+    return f"{count} minute{'s' if count > 1 else ''}"
+
+
 def _arrivals(args: argparse.Namespace, *, seconds: float, own: bool) -> Trace:
-    trace = load_trace(args.trace)
+    # What servers of one's own refuse, only they know: it is sent, and counted as a failure.
+    trace = load_trace(args.trace) if own else lengths(args.trace, (0.0, 1.0), 1.0, EngineLimits.of(PROFILES[PROFILE]))
     rate = args.rate
     if rate is None:
         if own:
@@ -252,14 +264,8 @@ def _endpoint(url: str, load_port: int) -> dict[str, object]:
 
 async def _own_target(args: argparse.Namespace, own: list[str]) -> Target:
     key = args.api_key or os.environ.get("OPENAI_API_KEY")
-    if args.model:
-        return Target(url="", model=args.model, api_key=key)
-    base = own[0] if "//" in own[0] else f"http://{own[0]}"
-    try:
-        models = await get_json(f"{base.rstrip('/').removesuffix('/v1')}/v1/models", api_key=key)
-        return Target(url="", model=str(models["data"][0]["id"]), api_key=key)
-    except Exception as error:
-        raise DemoError(f"{own[0]} lists no model ({error}): give --model") from error
+    first = own[0] if "//" in own[0] else f"http://{own[0]}"
+    return Target(url="", model=args.model or await first_model(first, api_key=key), api_key=key)
 
 
 def _title(args: argparse.Namespace, *, own: int) -> str:

@@ -162,6 +162,8 @@ class Engine:
                     break
                 self.ordering.pop()
                 self._running[request] = None
+                if request.admitted_at is None:
+                    request.admitted_at = now
                 admitted += 1
                 chunk = self._chunk(request, budget - prefill)
                 blocks = self._blocks(chunk)

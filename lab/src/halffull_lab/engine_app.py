@@ -9,14 +9,16 @@ import itertools
 import json
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from halffull_lab.engine import Engine
 from halffull_lab.engine_loop import EngineLoop
-from halffull_lab.engine_metrics import CONTENT_TYPE, exposition
-from halffull_lab.engine_requests import EngineLimits, Output, Prompt, PromptRefusedError
+from halffull_lab.engine_metrics import CONTENT_TYPE, TTFT_SECONDS, exposition
+from halffull_lab.engine_plugin_metrics import PluginMetrics
+from halffull_lab.engine_requests import EngineLimits, Output, Prompt, PromptRefusedError, Request
 from halffull_lab.openai_api import Answer, ApiError, Generation, parse_generation, parse_json, text_tokens
 from halffull_lab.profiles import load_profile
 from halffull_larry.ordering import make_ordering
@@ -112,6 +114,8 @@ class EngineApp:
             max_tokens_per_batch=limits.max_tokens_per_batch,
             max_model_len=limits.max_model_len,
         )
+        self._plugin = PluginMetrics(speed=options.speed)
+        self._ttft = [0] * (len(TTFT_SECONDS) + 1)
         self._started = time.time()
         self._calls: dict[str, tuple[_Call, int]] = {}  # by sequence id
         self._numbers = itertools.count()
@@ -136,6 +140,10 @@ class EngineApp:
             return None
         return render(self.identity, self._snapshot(), now=self.loop.now() / self.options.speed)
 
+    def plugin_metrics(self) -> bytes:
+        """The body of `GET /metrics` beside the load report; any thread may ask."""
+        return self._plugin.text(self.identity, self._snapshot())
+
     def _snapshot(self) -> Snapshot:
         """The engine's load in the seconds of whoever polls: to them it is a GPU that is `speed` times faster."""
         snapshot, speed = self.engine.snapshot, self.options.speed
@@ -144,6 +152,11 @@ class EngineApp:
             busy_seconds=snapshot.busy_seconds / speed,
             ttft_seconds=snapshot.ttft_seconds / speed,
         )
+
+    async def idle(self) -> None:
+        """Wait until no answer is under way."""
+        while self._calls:  # noqa: ASYNC110  once in an engine's life: requests pay nothing for it
+            await asyncio.sleep(0.05)
 
     def close(self) -> None:
         """End every answer that is under way."""
@@ -234,9 +247,16 @@ class EngineApp:
 
     def _deliver(self, outputs: list[Output]) -> None:
         for request, generated, finished in outputs:
+            if generated == 1:
+                self._first_token(request)
             entry = self._calls.pop(request.request_id, None) if finished else self._calls.get(request.request_id)
             if entry is not None:  # else its client is gone
                 entry[0].take(entry[1], generated, finished=finished)
+
+    def _first_token(self, request: Request) -> None:
+        assert request.first_token_at is not None  # noqa: S101  it is why this is called
+        self._ttft[bisect_left(TTFT_SECONDS, (request.first_token_at - request.arrival) / self.options.speed)] += 1
+        self._plugin.first_token(request, requests=self.engine.requests.values())
 
     async def _abort_on_disconnect(self, receive: Receive, sequence_ids: list[str], call: _Call) -> None:
         """Ends by itself with the response: uvicorn reports a disconnect then, too."""
@@ -277,6 +297,7 @@ class EngineApp:
             totals=replace(totals, itl_seconds=totals.itl_seconds / speed, e2e_seconds=totals.e2e_seconds / speed),
             started=self._started,
             late=(self.loop.late_max, self.loop.late_total),
+            ttft=self._ttft,
         )
         await _respond(send, 200, text.encode(), content_type=CONTENT_TYPE.encode())
 

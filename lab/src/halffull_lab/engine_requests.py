@@ -79,6 +79,7 @@ class Request:
     """One sequence in the engine."""
 
     __slots__ = (
+        "admitted_at",
         "arrival",
         "base",
         "finished_at",
@@ -128,6 +129,7 @@ class Request:
         self.base = -1  # the step whose end gave the token number `generated`, while decoding; else -1
         self.next_event = -1  # the step whose end gives the next token to tell of, while decoding
         self.phase = 0  # it needs a block in steps ≡ phase, modulo the block size
+        self.admitted_at: float | None = None  # at first; not again after a preemption
         self.first_token_at: float | None = None
         self.last_token_at = 0.0  # kept for requests that were preempted
         self.finished_at: float | None = None

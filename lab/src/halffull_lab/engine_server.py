@@ -5,6 +5,7 @@ The engine's own times are virtual: `--speed` seconds of them pass per second. W
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import resource
@@ -17,11 +18,10 @@ from typing import Final
 import uvicorn
 import uvloop
 
-from halffull_lab.arguments import port, positive, positive_int
+from halffull_lab.arguments import not_negative, port, positive, positive_int
 from halffull_lab.engine_app import EngineApp, ServerOptions
 from halffull_lab.engine_requests import EngineLimits
-from halffull_lab.latency import PROFILES
-from halffull_lab.profiles import ProfileError, load_profile
+from halffull_lab.profiles import NAMES, ProfileError, load_profile
 from halffull_larry.ordering import POLICIES
 from halffull_larry.report import LoadServer, listening_socket
 
@@ -30,26 +30,37 @@ KEEP_ALIVE: Final = 5
 
 
 class _Server(uvicorn.Server):
-    """Says when it is ready, and ends open streams when it is told to stop."""
+    """Says when it is ready, and ends open streams some time after it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, *, app: EngineApp, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, *, app: EngineApp, ready: Callable[[], None], patience: float) -> None:
         super().__init__(config)
         self._app = app
         self._ready = ready
+        self._patience = patience
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._app.idle(), self._patience)
         self._app.close()
         await super().shutdown(sockets)
 
 
 async def serve(
-    options: ServerOptions, *, host: str, port: int, load_port: int, ready: Callable[[int, int], None]
+    options: ServerOptions,
+    *,
+    host: str,
+    port: int,
+    load_port: int,
+    ready: Callable[[int, int], None],
+    shutdown_timeout: float = 0.0,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is told both ports (0 takes a free one).
+    """Serve until SIGINT or SIGTERM, and then what is under way for `shutdown_timeout` seconds more, as vLLM does.
+
+    `ready` is told both ports (0 takes a free one).
 
     Raises:
         OSError: a port cannot be bound.
@@ -59,7 +70,7 @@ async def serve(
         with _naming("--port", host, port):
             http = stack.enter_context(listening_socket(host, port))
         with _naming("--load-port", host, load_port):
-            load = LoadServer(app.load_report, host=host, port=load_port)
+            load = LoadServer(app.load_report, app.plugin_metrics, host=host, port=load_port)
         stack.callback(load.stop)
         load.start()
         config = uvicorn.Config(
@@ -71,7 +82,9 @@ async def serve(
             log_config=None,
             timeout_keep_alive=KEEP_ALIVE,
         )
-        server = _Server(config, app=app, ready=lambda: ready(http.getsockname()[1], load.port))
+        server = _Server(
+            config, app=app, ready=lambda: ready(http.getsockname()[1], load.port), patience=shutdown_timeout
+        )
         await server.serve(sockets=[http])
 
 
@@ -90,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         default=defaults.profile,
-        help=f"model and GPUs: {', '.join(sorted(PROFILES))}, or a file from halffull calibrate (default: %(default)s)",
+        help=f"model and GPUs: {NAMES}, or a file from halffull calibrate (default: %(default)s)",
     )
     parser.add_argument("--policy", choices=POLICIES, default=defaults.policy, help="order of the waiting queue")
     parser.add_argument("--alpha", type=float, default=defaults.alpha, help="of LARRY")
@@ -109,6 +122,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-model-len", type=positive_int, help="longest sequence, tokens, if not the profile's")
     parser.add_argument("--max-num-seqs", type=positive_int, help="most running requests, if not the profile's")
     parser.add_argument("--max-tokens-per-batch", type=positive_int, help="budget of a step, if not the profile's")
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=not_negative,
+        default=0.0,
+        help="seconds that requests may go on after SIGTERM (default: they end at once)",
+    )
     parser.add_argument("--allow-faults", action="store_true", help="take POST /fault (tests)")
 
 
@@ -144,7 +163,16 @@ def main(args: argparse.Namespace) -> int:
         )
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket per open stream, thousands of them
-        uvloop.run(serve(options, host=args.host, port=args.port, load_port=args.load_port, ready=ready))
+        uvloop.run(
+            serve(
+                options,
+                host=args.host,
+                port=args.port,
+                load_port=args.load_port,
+                ready=ready,
+                shutdown_timeout=args.shutdown_timeout,
+            )
+        )
     except ProfileError:
         raise  # wrong usage, which the command line tells of as of any other
     except (OSError, ValueError) as error:

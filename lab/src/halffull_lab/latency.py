@@ -1,4 +1,4 @@
-"""How long a step of an engine takes: two profiles, fitted to published operator timings of vLLM. Pure."""
+"""How long a step of an engine takes: two profiles fitted to published timings of vLLM, and a made-up one. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -103,6 +103,20 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
             ),
             kv_tokens=230_000,
         ),
+        # No machine that we know of: twice the time of a small step and half the time per further token, to see whether
+        # a rule depends on how the two compare.
+        "high-floor": Profile(
+            latency=LatencyModel(
+                floor=28.0,
+                base=16.5,
+                matmul_per_token=0.026,
+                fixed=0.7 + 0.4 + 1.5 + 0.7,
+                per_token=(0.0125 + 0.008) / 2,
+                per_kv_token=4.9e-5,
+                per_prefill_pair=1.8e-6,
+            ),
+            kv_tokens=230_000,
+        ),
     }
 )
-"""By the name that `halffull engine --profile` takes."""
+"""By the name that `halffull engine --profile` and `halffull simulate --gpu` take."""

@@ -20,6 +20,7 @@ from halffull_extproc.load_report import LoadReport, ReportError, decode_load_re
 from halffull_extproc.stock_metrics import StockSample, parse_stock_metrics
 from halffull_lab.calibration import CalibrationError, Mark
 from halffull_lab.sse import EventParser
+from halffull_lab.unanswered import unanswered
 
 STALLED: Final = 120.0
 """s without a step of an engine that has work."""
@@ -155,7 +156,7 @@ class MeasuredEngine:
                     raise CalibrationError(f"{url} answers {response.status}")
                 return await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise CalibrationError(f"{url} does not answer: {error or type(error).__name__}") from None
+            raise CalibrationError(unanswered(url, error)) from None
 
     # What it is asked for.
 

@@ -82,7 +82,8 @@ def ttft_by_prompt(comparison: Comparison) -> str:
                 label = result.policy if q == 95 else None
                 axes.plot(middle, line, style, color=_colour(result), label=label, linewidth=1.6)
         axes.set_xscale("log")
-        axes.set_yscale("log")
+        if any(np.isfinite(result.outcomes.ttft).any() for result in results):  # matplotlib refuses an empty one
+            axes.set_yscale("log")
         plain_numbers(axes.xaxis)
         plain_numbers(axes.yaxis)
         axes.set_xlabel("prompt tokens")

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from halffull_lab.arguments import http_url
 from halffull_lab.sse import EventParser
+from halffull_lab.unanswered import unanswered
 
 Facts = dict[str, Any]
 
@@ -344,8 +345,11 @@ def main(args: argparse.Namespace) -> int:
     """Probe one engine and print what was seen."""
     try:
         facts = asyncio.run(probe(args.url, load_url=args.load_url))
-    except (aiohttp.ClientError, OSError, LookupError) as error:
-        sys.stderr.write(f"halffull probe: {args.url} does not answer: {error}\n")
+    except (aiohttp.ClientConnectionError, OSError) as error:
+        sys.stderr.write(f"halffull probe: {unanswered(args.url, error)}\n")
+        return 1
+    except (aiohttp.ClientError, LookupError) as error:
+        sys.stderr.write(f"halffull probe: {args.url} lists no model: {error}\n")
         return 1
     Console().print(table(facts))
     if args.json:

@@ -3,9 +3,9 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -14,6 +14,10 @@ from halffull_lab.latency import PROFILES, LatencyModel, Profile
 
 _Cost = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 _Count = Annotated[int, msgspec.Meta(ge=1, lt=2**40)]
+
+
+NAMES: Final = ", ".join(sorted(PROFILES))
+"""Of the built-in profiles, for people."""
 
 
 class ProfileError(ValueError):
@@ -49,16 +53,20 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def load_profile(name_or_path: str | Path) -> Profile:
     """A profile of `latency.PROFILES` by its name, else that of a file: JSON if its name ends so, TOML otherwise.
 
+    `70b-2xh100:8192` is the profile of that name with a step budget (`--max-num-batched-tokens`) of 8,192 tokens.
+
     Raises:
         ProfileError: it is neither, or the file is not readable, misses a key, or has one of the wrong type or value.
     """
-    if isinstance(name_or_path, str) and name_or_path in PROFILES:
-        return PROFILES[name_or_path]
+    if isinstance(name_or_path, str):
+        name, colon, budget = name_or_path.partition(":")
+        if name in PROFILES:
+            return _with_budget(PROFILES[name], budget, name_or_path) if colon else PROFILES[name]
     path = Path(name_or_path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ProfileError(f"{path}: neither a file nor one of {', '.join(sorted(PROFILES))}") from None
+        raise ProfileError(f"{path}: neither a file nor one of {NAMES}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: {error}") from None
     try:
@@ -82,6 +90,15 @@ def load_profile(name_or_path: str | Path) -> Profile:
     except ValueError as error:
         raise ProfileError(f"{path}: {error}") from None
     return profile
+
+
+def _with_budget(profile: Profile, budget: str, given: str) -> Profile:
+    try:
+        changed = replace(profile, max_tokens_per_batch=int(budget))
+        EngineLimits.of(changed)
+    except ValueError as error:
+        raise ProfileError(f"{given}: after the colon stands the step budget in tokens: {error}") from None
+    return changed
 
 
 def render_profile(profile: Profile, *, calibration: Mapping[str, Any], suffix: str) -> str:

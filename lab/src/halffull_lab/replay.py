@@ -147,6 +147,15 @@ def prompt_text(tokens: int, *, index: int) -> str:
     return head + _WORDS[0] * (tokens - min(tokens, _HEAD))
 
 
+def request_body(record: Record, *, model: str) -> bytes:
+    """What is posted for a request."""
+    prompt = prompt_text(record.prompt_tokens, index=record.index)
+    return (
+        f'{{"model":"{model}","prompt":"{prompt}","max_tokens":{record.output_tokens},"ignore_eos":true,'
+        '"temperature":0,"stream":true,"stream_options":{"include_usage":true}}'
+    ).encode()
+
+
 class Replay:
     """One run of a trace against a target.
 
@@ -223,7 +232,7 @@ class Replay:
 
     async def _send(self, record: Record, session: aiohttp.ClientSession, watch: "_Watch") -> None:
         clock, start, waits = self._clock, self._start, True
-        body = self._body(record)
+        body = request_body(record, model=self.target.model)
         stream = CompletionStream()
         record.sent = clock() - start
         self.sent += 1
@@ -263,13 +272,6 @@ class Replay:
         if self.target.api_key:
             headers["Authorization"] = f"Bearer {self.target.api_key}"
         return headers
-
-    def _body(self, record: Record) -> bytes:
-        prompt = prompt_text(record.prompt_tokens, index=record.index)
-        return (
-            f'{{"model":"{self.target.model}","prompt":"{prompt}","max_tokens":{record.output_tokens},"ignore_eos":true,'
-            '"temperature":0,"stream":true,"stream_options":{"include_usage":true}}'
-        ).encode()
 
 
 class _Watch:

@@ -14,6 +14,7 @@ from halffull_lab.arguments import http_url, positive
 from halffull_lab.figures import percentiles
 from halffull_lab.replay import Replay, Run, Target, bottlenecks
 from halffull_lab.results import Result, measure, run_json
+from halffull_lab.stack import first_model
 from halffull_lab.table import seconds
 from halffull_lab.traces import BUNDLED, Trace, load_trace
 
@@ -34,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=TRACE_HELP,
     )
     speed = parser.add_mutually_exclusive_group()
-    speed.add_argument("--rate", type=positive, help="rescale to so many requests/s")
+    speed.add_argument(
+        "--rate",
+        type=positive,
+        help="rescale to so many requests/s in the mean of the whole slice; its beginning may be quieter, or busier",
+    )
     speed.add_argument("--factor", type=positive, help="replay so many times as fast")
     parser.add_argument(
         "--slice", default="0-100", metavar="A-B", help="rows from A%% to B%% of the trace (default: %(default)s)"
@@ -46,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help="trace seconds per wall second, for engines that run dilated as well (default: %(default)s)",
     )
-    parser.add_argument("--model", default="emulated", help="model name (default: %(default)s)")
+    parser.add_argument("--model", help="model name (default: the first that the server lists)")
     parser.add_argument("--api-key", help="default: $OPENAI_API_KEY")
     parser.add_argument(
         "--timeout", type=positive, default=600.0, help="wall seconds for one request (default: %(default)s)"
@@ -58,18 +63,23 @@ def main(args: argparse.Namespace) -> int:
     """Replay and print; 0 when every request was answered, else 1."""
     console = Console()
     trace = arrivals(args)
-    target = Target(url=args.url, model=args.model, api_key=args.api_key or os.environ.get("OPENAI_API_KEY"))
     console.print(f"{len(trace)} requests in {trace.duration / args.speed:.0f} s", highlight=False)
     for note in trace.notes:
         console.print(note, style="dim", highlight=False)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        run = runner.run(Replay(trace, target, speed=args.speed, timeout=args.timeout).run())
+        run = runner.run(_replay(trace, args))
     result = Result.of(run, policy="", engine="", invalid=tuple(bottlenecks(run.client, speed=run.speed)))
     _print(console, run, result)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps({"runs": [run_json(result, {})]}, indent=1) + "\n")
     return 1 if result.outcomes.errors else 0
+
+
+async def _replay(trace: Trace, args: argparse.Namespace) -> Run:
+    key = args.api_key or os.environ.get("OPENAI_API_KEY")
+    target = Target(url=args.url, model=args.model or await first_model(args.url, api_key=key), api_key=key)
+    return await Replay(trace, target, speed=args.speed, timeout=args.timeout).run()
 
 
 def arrivals(args: argparse.Namespace) -> Trace:
@@ -96,8 +106,13 @@ def _print(console: Console, run: Run, result: Result) -> None:
         "max",
         title=f"{result.outcomes.errors} errors in {len(result.outcomes)} requests",
     )
-    for name, label in (("ttft", "TTFT"), ("normalized_ttft", "TTFT per token"), ("tgt", "TGT"), ("tpot", "TPOT")):
-        grid.add_row(label, *(seconds(value) for value in percentiles(measure(result, name)).values()))
+    for name, label, times in (
+        ("ttft", "TTFT", 1),
+        ("normalized_ttft", "TTFT per token, ms", 1000),
+        ("tgt", "TGT", 1),
+        ("tpot", "TPOT", 1),
+    ):
+        grid.add_row(label, *(seconds(times * value) for value in percentiles(measure(result, name)).values()))
     console.print(grid)
     for kind, count in result.failures.items():
         console.print(f"! {kind}: {count}", style="red", highlight=False)

@@ -1,7 +1,6 @@
 """What a comparison found: runs with their figures, ratios and validity, and results.json as the lab writes it."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -183,9 +182,10 @@ class Comparison:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What speaks against the figures: invalid runs, failures, unequal failures."""
-        found = [f"{result.name}: invalid, {reason}" for result in self._all() for reason in result.invalid]
-        for result in self._all():
-            found += [f"{result.name}: {failure}" for failure in result.first_failures]
+        found = [f"{name}: invalid, {reason}" for name, result in self._all() for reason in result.invalid]
+        found += filter(None, [self.advice])
+        for name, result in self._all():
+            found += [f"{name}: {failure}" for failure in result.first_failures]
         for engine in dict.fromkeys(result.engine for result in self.results):
             errors = {result.policy: result.outcomes.errors for result in self.results if result.engine == engine}
             found += filter(None, [unequal_failures(errors)])
@@ -194,7 +194,30 @@ class Comparison:
     @property
     def errors(self) -> int:
         """Failed requests in all runs."""
-        return sum(result.outcomes.errors for result in self._all())
+        return sum(result.outcomes.errors for _, result in self._all())
+
+    @property
+    def failure(self) -> str:
+        """Why the demo is no success, in one line: failed requests by run, and the first error; "" if there is none."""
+        failed = [(name, result) for name, result in self._all() if result.outcomes.errors]
+        if not failed:
+            return ""
+        counts = "; ".join(
+            f"{result.outcomes.errors} of {len(result.outcomes)} requests failed in the run {name}"
+            for name, result in failed
+        )
+        first = next((f"; the first: {result.first_failures[0]}" for _, result in failed if result.first_failures), "")
+        return f"{counts}{first}{f'. {self.advice}' if self.advice else ''}"
+
+    @property
+    def advice(self) -> str:
+        """What to do about invalid runs, in one line; "" when every run is valid."""
+        invalid = [result for _, result in self._all() if result.invalid]
+        if not invalid:
+            return ""
+        slower = min(2.0, invalid[0].speed / 2)
+        how = f"--speed {slower:g}" if self.emulated else "a lower --rate"
+        return f"Runs are invalid as this machine was too busy: close other programs, or give {how}"
 
     def baseline(self, result: Result) -> Result | None:
         """The P2C run of the same engines."""
@@ -229,8 +252,12 @@ class Comparison:
             }
         return content
 
-    def _all(self) -> Sequence[Result]:
-        return (*self.results, *((self.fault.result,) if self.fault else ()))
+    def _all(self) -> list[tuple[str, Result]]:
+        """Every run and its name; the one with the fault is the second of that balancer and those engines."""
+        runs = [(result.name, result) for result in self.results]
+        if self.fault is not None:
+            runs.append((f"{self.fault.result.name}, picker killed", self.fault.result))
+        return runs
 
 
 def run_json(result: Result, against: dict[str, Ratio]) -> dict[str, Any]:

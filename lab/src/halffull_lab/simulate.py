@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from halffull_lab.arguments import positive, positive_int
+from halffull_lab.profiles import NAMES
 from halffull_lab.replay_command import TRACE_HELP
 from halffull_lab.simulation.campaign import CellRuns, run_experiment
 from halffull_lab.simulation.experiment import RATES, Experiment, ExperimentError, bundled, load_experiment
@@ -69,13 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_case_arguments(group: Any) -> None:
     """What traffic and engines are, for every command that simulates."""
-    group.add_argument("--gpu", help="70b-2xh100, 8b-a100, or a file of `halffull calibrate` (default: 70b-2xh100)")
+    group.add_argument(
+        "--gpu",
+        help=f"{NAMES}, one of them with another step budget as 70b-2xh100:8192, or a file of "
+        "`halffull calibrate` (default: 70b-2xh100)",
+    )
     group.add_argument(
         "--arrivals",
         choices=("recorded", "poisson", "bursts"),
         help="as recorded, or drawn anew by each seed (default: recorded with a trace of one's own, else poisson)",
     )
-    group.add_argument("--minutes", type=positive, help="of arrivals in each run (default: 15)")
+    group.add_argument(
+        "--minutes", type=positive, help="of arrivals in each run, at most, where a case has its own (default: 15)"
+    )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +125,10 @@ def main(args: argparse.Namespace) -> int:
     experiment, source = _experiment(args)
     within = scheduler(args)
     began = time.monotonic()
-    cells = [summarize(found, reference=experiment.reference) for found in run(experiment, args, console)]
+    cells = [
+        summarize(found, reference=experiment.reference, rivals=experiment.rivals)
+        for found in run(experiment, args, console)
+    ]
     for cell in cells:
         for table in tables(experiment, cell):
             console.print(table)
@@ -189,6 +199,7 @@ def _experiment(args: argparse.Namespace) -> tuple[Experiment, str]:
         varied = experiment.varied
         if varied & RATES:  # the last one given holds, which would be the axis'
             varied |= RATES
+        varied -= {"minutes"} - experiment.axes.keys()  # of single cases, which are shortened
         if fixed := given.keys() & varied:
             raise ExperimentError(f"--{min(fixed)}: the experiment varies it")
         return experiment.changed(case=given, seeds=seeds), source

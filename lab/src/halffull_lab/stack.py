@@ -22,6 +22,7 @@ import aiohttp
 import yaml
 
 from halffull_lab.child import Child, ChildError, Port
+from halffull_lab.unanswered import unanswered
 
 # What the route names: SAL and SALPlus share one, the other policies have their own (Halffull contract 3).
 _ROUTES = {"SAL": "picked", "SALPlus": "picked"}
@@ -342,6 +343,29 @@ async def get_json(url: str, *, api_key: str | None = None) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise TypeError(f"{url} answered no JSON object")
     return parsed
+
+
+class ModelError(Exception):
+    """A server does not say what it serves; one line for people."""
+
+
+async def first_model(url: str, *, api_key: str | None) -> str:
+    """The first model that an OpenAI-compatible server lists.
+
+    Args:
+        url: its base URL, with or without `/v1`.
+        api_key: that it wants, if any.
+
+    Raises:
+        ModelError: it lists none, or does not answer.
+    """
+    try:
+        models = await get_json(f"{url.rstrip('/').removesuffix('/v1')}/v1/models", api_key=api_key)
+        return str(models["data"][0]["id"])
+    except (aiohttp.ClientConnectionError, OSError) as error:
+        raise ModelError(unanswered(url, error)) from error
+    except Exception as error:
+        raise ModelError(f"{url} lists no model ({error}): give --model") from error
 
 
 def _command(name: str) -> str:

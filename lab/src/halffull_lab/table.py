@@ -100,15 +100,21 @@ def fault_lines(comparison: Comparison) -> list[str]:
 
 
 def headline(comparison: Comparison) -> list[tuple[str, str]]:
-    """The figures that the page starts with: for each kind of engine, SAL's gain in TTFT p95 over P2C."""
+    """What the page starts with: for each kind of engine, SAL's TTFT p95 against P2C's, or why that says nothing."""
     found = []
     for place, result in enumerate(comparison.results):
-        ratio = comparison.ratios.get(place, {}).get("ttft_p95")
-        if result.policy == "SAL" and ratio is not None and math.isfinite(ratio.value):
-            kind = f"{result.engine} engines" if result.engine else "own engines"
-            found.append(
-                (f"{ratio.value:.2f}×", f"shorter TTFT p95 than P2C, {kind} (95%: {ratio.low:.2f} to {ratio.high:.2f})")
-            )
+        ratio, baseline = comparison.ratios.get(place, {}).get("ttft_p95"), comparison.baseline(result)
+        if result.policy != "SAL" or ratio is None or baseline is None:
+            continue
+        kind = f"{result.engine} engines" if result.engine else "own engines"
+        if doubtful := [f"{run.policy} is {reason}" for run in (result, baseline) for reason in run.invalid]:
+            found.append(("invalid", f"TTFT p95 of SAL against P2C, {kind}: {'; '.join(doubtful)}"))
+        elif math.isfinite(ratio.value):
+            figure, low, high = ratio.value, ratio.low, ratio.high
+            if longer := figure < 1:
+                figure, low, high = (1 / value if value else math.inf for value in (figure, high, low))
+            text = f"{'longer' if longer else 'shorter'} TTFT p95 than P2C, {kind} (95%: {_bounds(low, high, ' to ')})"
+            found.append((f"{figure:.2f}×", text))
     return found
 
 
@@ -153,5 +159,8 @@ def ratio_text(ratio: Ratio) -> str:
     """`1.42 [1.31–1.55]`; – where failures leave no ratio, ? for a bound that falls on one."""
     if math.isnan(ratio.value):
         return "–"
-    low, high = (f"{bound:.2f}" if math.isfinite(bound) else "?" for bound in (ratio.low, ratio.high))
-    return f"{ratio.value:.2f} [{low}–{high}]"
+    return f"{ratio.value:.2f} [{_bounds(ratio.low, ratio.high, '–')}]"
+
+
+def _bounds(low: float, high: float, between: str) -> str:
+    return between.join(f"{bound:.2f}" if math.isfinite(bound) else "?" for bound in (low, high))

@@ -6,6 +6,7 @@ Recognised by content, not by the file's name:
 - BurstGPT CSV: ``Timestamp,Model,Request tokens,Response tokens,…`` (seconds)
 - plain CSV of one's own: ``arrival,prompt_tokens,output_tokens`` (seconds)
 - Mooncake JSONL: ``{"timestamp": ms, "input_length": …, "output_length": …}`` per line
+- a description of synthetic traffic, by its name's end: ``*.toml``, see `halffull_lab.synthetic`
 
 gzip, a byte-order mark, CRLF and unsorted times are fine. A row that cannot be replayed (zero tokens: BurstGPT marks
 failed requests so) is left out and named in the trace's notes; one that cannot be read is an error with its line.
@@ -21,15 +22,20 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halffull_lab.synthetic import parse_synthetic
+
+SYNTHETIC = ("sharegpt", "openchat", "summaries", "agents", "reasoning", "mixed", "day", "shift")
 BUNDLED = {
     "azure-conv": "AzureLLMInferenceTrace_conv.csv.gz",
     "azure-code": "AzureLLMInferenceTrace_code.csv.gz",
+    **{f"{name}-like": f"{name}-like.toml" for name in SYNTHETIC},
 }
+_T = TypeVar("_T")
 _NAMED_ROWS = 3  # left-out rows that a note names one by one
 
 
@@ -71,6 +77,17 @@ class Trace:
         """Mean arrivals per second; infinite when all arrive at once."""
         return (len(self) - 1) / self.duration if self.duration > 0 else math.inf
 
+    def finite_rate(self) -> float:
+        """`rate`, where there is one.
+
+        Raises:
+            TraceError: there is one request, or all arrive at once.
+        """
+        if not math.isfinite(self.rate):
+            why = "it has one request only" if len(self) == 1 else "all requests arrive at once"
+            raise TraceError(f"{self.name}: {why}, so it has no rate and none can be set")
+        return self.rate
+
     def share(self, start: float, stop: float) -> "Trace":
         """The rows from `start` to `stop`, shares of the trace's rows between 0 and 1, counted anew from 0 s."""
         if not 0 <= start < stop <= 1:
@@ -86,9 +103,7 @@ class Trace:
         if rate is not None and factor is not None:
             raise TraceError("give a rate or a factor, not both")
         if rate is not None:
-            if not math.isfinite(self.rate):
-                raise TraceError(f"{self.name}: all requests arrive at once, so no rate can be set")
-            factor = rate / self.rate if len(self) > 1 else 1.0
+            factor = rate / self.finite_rate()
         if factor is None:
             return self
         if not (math.isfinite(factor) and factor > 0):
@@ -114,14 +129,25 @@ def load_trace(source: str | Path) -> Trace:
         TraceError: no such file, unknown format, or a row that cannot be read.
     """
     name = str(source)
+    if BUNDLED.get(name, name).endswith(".toml"):
+        return _synthetic(name, _read(name))
+    return parse_trace(_read(name), name=name)
+
+
+def _read(name: str) -> bytes:
     try:
         if name in BUNDLED:
-            data = resources.files("halffull_lab").joinpath("data", BUNDLED[name]).read_bytes()
-        else:
-            data = Path(source).read_bytes()
+            return resources.files("halffull_lab").joinpath("data", BUNDLED[name]).read_bytes()
+        return Path(name).read_bytes()
     except OSError as error:
         raise TraceError(f"{name}: {error.strerror or error} (or one of: {', '.join(BUNDLED)})") from error
-    return parse_trace(data, name=name)
+
+
+def _synthetic(name: str, data: bytes) -> Trace:
+    try:
+        return _trace(name, parse_synthetic(data.decode()).rows(), [])
+    except ValueError as error:  # tomllib's, msgspec's, ours, and a wrong encoding
+        raise TraceError(f"{name}: {error}") from error
 
 
 def parse_trace(data: bytes, *, name: str) -> Trace:
@@ -171,9 +197,9 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, float, int, int]]:
                 row = json.loads(line)
                 yield (
                     number,
-                    _seconds(row["timestamp"]) / 1000,
-                    _tokens(row["input_length"]),
-                    _tokens(row["output_length"]),
+                    _value("timestamp", _seconds, row["timestamp"]) / 1000,
+                    _value("input_length", _tokens, row["input_length"]),
+                    _value("output_length", _tokens, row["output_length"]),
                 )
             except KeyError as error:
                 raise TraceError(f"{name}: line {number}: {error.args[0]} is missing") from error
@@ -183,18 +209,31 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, float, int, int]]:
 
 def _csv_rows(text: str, name: str) -> Iterator[tuple[int, float, int, int]]:
     reader = csv.reader(io.StringIO(text, newline=""))
-    header = [column.strip().lower() for column in next(reader, [])]
-    places, read = _columns(header, name)
+    header = [column.strip() for column in next(reader, [])]
+    places, read = _columns([column.lower() for column in header], name)
+    columns = [header[place] for place in places]
     for row in reader:
         if not any(row):
             continue
         try:
             arrival, prompt, output = (row[place] for place in places)
-            yield reader.line_num, read(arrival), _tokens(prompt), _tokens(output)
+            yield (
+                reader.line_num,
+                _value(columns[0], read, arrival),
+                _value(columns[1], _tokens, prompt),
+                _value(columns[2], _tokens, output),
+            )
         except IndexError as error:
             raise TraceError(f"{name}: line {reader.line_num}: {len(row)} of {len(header)} columns") from error
         except ValueError as error:
             raise TraceError(f"{name}: line {reader.line_num}: {error}") from error
+
+
+def _value(column: str, read: Callable[[Any], _T], value: Any) -> _T:
+    try:
+        return read(value)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{column}: {error}") from error
 
 
 def _seconds(value: Any) -> float:

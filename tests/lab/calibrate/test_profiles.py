@@ -1,6 +1,7 @@
 """Profile files: what calibrate writes is read back, and what makes no sense is refused by file and key."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,31 @@ from halffull_lab import cli
 from halffull_lab.latency import PROFILES
 from halffull_lab.profiles import ProfileError, load_profile, render_profile
 
+PAGE = Path(__file__).parents[3] / "docs" / "lab.md"
+
 PROFILE = PROFILES["70b-2xh100"]
 RECORD = {"model": 'a "b"\\c', "seconds": 1.5, "notes": ["x"], "error": {"decode": {"median": 0.01, "p95": None}}}
 
 
 def test_built_in_names() -> None:
     assert all(load_profile(name) is profile for name, profile in PROFILES.items())
+
+
+def test_a_built_in_one_takes_another_step_budget() -> None:
+    assert load_profile("70b-2xh100:8192") == replace(PROFILE, max_tokens_per_batch=8192)
+    for wrong in ("70b-2xh100:", "70b-2xh100:x", "70b-2xh100:0", "70b-2xh100:100"):
+        with pytest.raises(ProfileError, match=f"^{wrong}: after the colon stands the step budget"):
+            load_profile(wrong)
+
+
+@pytest.mark.parametrize("command", ["engine", "simulate", "plan"])
+def test_help_and_docs_name_every_built_in_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    told, page = capsys.readouterr().out, PAGE.read_text(encoding="utf-8")
+    for name in PROFILES:
+        assert name in told
+        assert f"`{name}`" in page
 
 
 @pytest.mark.parametrize("suffix", [".json", ".toml"])
@@ -66,7 +86,7 @@ def test_infinity_and_nan_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match="neither a file nor one of 70b-2xh100, 8b-a100"):
+    with pytest.raises(ProfileError, match="neither a file nor one of 70b-2xh100, 8b-a100, high-floor"):
         load_profile("9b-nothing")
     for name, content in {"a.toml": "x = \n", "b.json": "{", "c.toml": "\xff"}.items():
         path = tmp_path / name

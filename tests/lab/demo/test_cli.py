@@ -6,13 +6,44 @@ from pathlib import Path
 
 import pytest
 
-from halffull_lab import cli
+from halffull_lab import cli, demo
+from halffull_lab.conduct import Leg, Score
+from halffull_lab.replay import Target
+from halffull_lab.traces import parse_trace
 
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "halffull_lab", *argv], capture_output=True, text=True, check=False, timeout=60
     )
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_all_places_say_the_same_about_how_long_the_demo_takes() -> None:
+    trace = parse_trace(b"arrival,prompt_tokens,output_tokens\n0,1,1\n1,1,1\n", name="t")
+
+    def minutes(legs: tuple[Leg, ...], times: demo.Lengths) -> str:
+        run, fault = (trace.at(factor=1 / (seconds * demo.SPEED)) for seconds in (times.run, times.fault))
+        score = Score(
+            legs=legs,
+            trace=run,
+            target=Target(url=""),
+            speed=demo.SPEED,
+            timeout=1,
+            fault=legs[0],
+            fault_trace=fault,
+            drain=times.drain,
+        )
+        return demo._minutes(score.wall)
+
+    full, quick = minutes(demo._FULL, demo._FULL_LENGTHS), minutes(demo._QUICK, demo._QUICK_LENGTHS)
+    readme, page = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/lab.md"))
+    assert f"about {full} after the set-up (ARGS=--quick: about {quick})" in readme
+    assert f"about {full}\n" in page
+    assert f"about {quick}, wide" in page
+    assert f"about {quick} in all" in " ".join(run("demo", "--help").stdout.split())
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -55,6 +55,23 @@ async def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").stat().st_size > 50_000
 
 
+async def test_requests_that_the_engines_refuse_are_left_out_before_the_first_run(tmp_path: Path) -> None:
+    trace = tmp_path / "mine.csv"
+    rows = [f"{at / 10},{20_000 if at % 10 == 9 else 100},5" for at in range(100)]
+    trace.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *rows]))
+    child = demo(tmp_path, "--quick", "--trace", str(trace), "--rate", "20", "--seconds", "0.5", "--speed", "8")
+    try:
+        assert await finished(child) == 0, child.output()
+    finally:
+        child.kill()
+    found = results(tmp_path)
+    assert {(run["requests"], run["errors"]) for run in found["runs"]} == {(80, 0)}
+    note = "10 of 100 requests left out: longer than the engine takes"
+    assert note in found["notes"]
+    assert note in child.output()
+    assert "about 1 minute\n" in child.output()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130)])
 async def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signals, code: int) -> None:
     child = demo(tmp_path, "--quick")
@@ -103,6 +120,9 @@ async def test_errors_of_ones_own_servers_are_counted_and_decide_the_exit_code(
     assert all(run["errors"] == run["requests"] == 40 for run in found["runs"])
     assert found["runs"][0]["ttft"] == {"p50": None, "p95": None, "p99": None, "max": None}
     assert found["emulated"] is False
+    last = child.output().splitlines()[-1]
+    assert last.startswith("halffull demo: 40 of 40 requests failed in the run SAL; 40 of 40 ")
+    assert "; the first: request 0: status: 500 out of order" in last
     assert "emulated GPUs" not in found["title"]
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from halffull_lab.figures import Outcomes
+from halffull_lab import cli
+from halffull_lab.figures import Outcomes, Ratio
 from halffull_lab.replay import ClientHealth
 from halffull_lab.report import write_html
 from halffull_lab.results import Comparison, FaultResult, LoadSample, Result
@@ -128,6 +129,69 @@ def test_an_invalid_run_says_so_everywhere(tmp_path: Path) -> None:
     assert "processors 99% busy" in (tmp_path / "report.html").read_text()
 
 
+BUSY = ("machine-bound: processors 99% busy",)
+
+
+def test_invalid_runs_come_with_what_to_do() -> None:
+    doubtful = comparison(result("SAL", "FCFS", invalid=BUSY), PAIR[1])
+    told = "Runs are invalid as this machine was too busy: close other programs, or give --speed 2"
+    assert doubtful.warnings == (f"SAL, FCFS engines: invalid, {BUSY[0]}", told)
+    assert comparison(dataclasses.replace(doubtful.results[0], speed=2.0)).advice.endswith("or give --speed 1")
+    assert dataclasses.replace(doubtful, emulated=False).advice.endswith("or give a lower --rate")
+    assert (comparison(*PAIR).advice, comparison(*PAIR).failure) == ("", "")
+
+
+def test_the_run_with_the_fault_has_a_name_of_its_own() -> None:
+    killed = dataclasses.replace(KILLED, result=result("SAL", "FCFS", failed=1, invalid=BUSY))
+    assert comparison(*PAIR, fault=killed).warnings[::2] == (
+        f"SAL, FCFS engines, picker killed: invalid, {BUSY[0]}",
+        "SAL, FCFS engines, picker killed: request 0: status: 504 late",
+    )
+
+
+@pytest.mark.parametrize("invalid", [(), BUSY])
+def test_a_demo_that_fails_says_why_in_its_last_line(
+    invalid: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    what = comparison(*PAIR, fault=dataclasses.replace(KILLED, result=result("SAL", "FCFS", failed=1, invalid=invalid)))
+
+    async def ran(*_: object) -> Comparison:
+        return what
+
+    monkeypatch.setattr("halffull_lab.demo._demo", ran)
+    monkeypatch.setattr("halffull_lab.report.write_html", lambda *_: None)
+    assert cli.main(["demo", "--out", str(tmp_path)]) == 1
+    why = (
+        "halffull demo: 1 of 400 requests failed in the run SAL, FCFS engines, picker killed; "
+        "the first: request 0: status: 504 late"
+    )
+    assert capsys.readouterr().err == (f"{why}. {what.advice}\n" if invalid else f"{why}\n")
+    what = comparison(*PAIR)
+    assert cli.main(["demo", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_headline_says_longer_where_it_was_longer() -> None:
+    (shorter,) = headline(comparison(*PAIR))
+    assert shorter == ("1.50×", "shorter TTFT p95 than P2C, FCFS engines (95%: 1.50 to 1.50)")
+    ratio = Ratio(value=0.63, low=0.5, high=0.8)
+    worse = comparison(*PAIR)
+    worse.ratios[0]["ttft_p95"] = ratio
+    assert headline(worse) == [("1.59×", "longer TTFT p95 than P2C, FCFS engines (95%: 1.25 to 2.00)")]
+    worse.ratios[0]["ttft_p95"] = dataclasses.replace(ratio, low=0.0)  # a draw in which this run had failures
+    assert headline(worse) == [("1.59×", "longer TTFT p95 than P2C, FCFS engines (95%: 1.25 to ?)")]
+
+
+@pytest.mark.parametrize("doubtful", ["SAL", "LeastRequest"])
+def test_the_headline_has_no_figure_of_an_invalid_run(doubtful: str) -> None:
+    runs = [
+        dataclasses.replace(run, invalid=("client-bound: 0.95 of a core",)) if run.policy == doubtful else run
+        for run in PAIR
+    ]
+    text = f"TTFT p95 of SAL against P2C, FCFS engines: {doubtful} is client-bound: 0.95 of a core"
+    assert headline(comparison(*runs)) == [("invalid", text)]
+
+
 def printed(what: Comparison) -> str:
     out = io.StringIO()
     Console(file=out, width=110).print(table(what))
@@ -162,6 +226,15 @@ def test_a_page_without_load_samples_or_answers_still_renders(tmp_path: Path) ->
     bare = [dataclasses.replace(run, load=()) for run in (result("SAL", "", failed=SIZE), result("LeastRequest", ""))]
     write_html(comparison(*bare), tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("engines", [("",), ("FCFS", "LARRY"), ("LARRY", "FCFS")])
+def test_a_page_of_runs_in_which_every_request_failed_still_renders(engines: tuple[str, ...], tmp_path: Path) -> None:
+    failed = [result(policy, engines[0], failed=SIZE) for policy in ("SAL", "LeastRequest")]
+    others = [result("SAL", engine) for engine in engines[1:]]
+    for runs in ([*failed, *others], [*others, *failed]):
+        write_html(comparison(*runs), tmp_path / "report.html")
+        assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 3
 
 
 def test_the_same_figures_give_the_same_page(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -56,7 +58,7 @@ class Running:
 @contextlib.asynccontextmanager
 async def serving(**options: Any) -> AsyncIterator[Running]:
     app = EngineApp(ServerOptions(**({"speed": 50.0, "limits": LIMITS, "allow_faults": True} | options)))
-    load = LoadServer(app.load_report, host="127.0.0.1", port=0)
+    load = LoadServer(app.load_report, app.plugin_metrics, host="127.0.0.1", port=0)
     load.start()
     config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None, timeout_keep_alive=1)
     server = uvicorn.Server(config)
@@ -253,6 +255,9 @@ async def test_metrics_have_vllms_names_and_agree_with_the_report() -> None:
         names = {name.partition("{")[0] for name in samples}
         assert names >= set(METRICS)
         assert "halffull_engine_late_seconds_max" in names
+        # A step of some 20 ms, fifty times as fast.
+        assert samples['vllm:time_to_first_token_seconds_bucket{engine="0",model_name="emulated",le="0.001"}'] == 2
+        assert samples['vllm:time_to_first_token_seconds_bucket{engine="0",model_name="emulated",le="2560.0"}'] == 2
         label = '{engine="0",model_name="emulated"}'
         assert samples[f"vllm:prompt_tokens_total{label}"] == 200
         assert samples[f"vllm:generation_tokens_total{label}"] == 20
@@ -260,6 +265,18 @@ async def test_metrics_have_vllms_names_and_agree_with_the_report() -> None:
         assert samples[f"vllm:request_generation_tokens_sum{label}"] == 20
         families = [line for line in text.splitlines() if line.startswith("# TYPE")]
         assert len(families) == len(set(families))
+
+
+async def test_the_plugins_metrics_are_beside_the_load_report() -> None:
+    async with serving(policy="LARRY") as engine:
+        await engine.post(body(100, 10, n=2))
+        await engine.post(body(2_000, 1))
+        async with engine.session.get(f"{engine.load_url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+    assert 'halffull_larry_info{scheduler="LARRY",vllm="emulated"} 1' in lines
+    assert "halffull_larry_active 1" in lines
+    assert 'halffull_larry_waiting_seconds_count{prompt_tokens="256"} 2' in lines
+    assert 'halffull_larry_waiting_seconds_count{prompt_tokens="4096"} 1' in lines
 
 
 async def test_the_probe_sees_what_the_contract_promises() -> None:
@@ -298,13 +315,17 @@ async def test_the_probe_does_without_a_load_report() -> None:
         assert "broke" not in broken["stream"]
 
 
-async def test_the_command_serves_until_sigterm_and_ends_open_streams() -> None:
+@pytest.mark.parametrize(("patience", "ends_with"), [((), 503), (("--shutdown-timeout", "60"), None)])
+async def test_the_command_ends_open_streams_at_sigterm_or_lets_them_finish(
+    patience: tuple[str, ...], ends_with: int | None
+) -> None:
     assert KEEP_ALIVE == 5  # uvicorn's, which Envoy's idle timeout is set below
     code = (
         "import argparse, sys; from halffull_lab import engine_server as e; p = argparse.ArgumentParser();"
         "e.add_arguments(p); sys.exit(e.main(p.parse_args()))"
     )
     flags = ["--port", "0", "--load-port", "0", "--profile", "8b-a100", "--policy", "LARRYPlus", "--kv-tokens", "50000"]
+    flags += patience
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, *flags, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -314,18 +335,37 @@ async def test_the_command_serves_until_sigterm_and_ends_open_streams() -> None:
                 report = await response.json()
             assert (report["scheduler"], report["total_tokens"]) == ("LARRYPlus", 50_000)
             url = f"http://127.0.0.1:{ports['port']}/v1/completions"
-            async with session.post(url, json=body(10, 10_000, stream=True)) as response:
+            async with session.post(url, json=body(10, 200, stream=True)) as response:
                 await response.content.readany()
                 process.send_signal(signal.SIGTERM)
                 events = await read_stream(response)
             assert events[-1] == "[DONE]"
-            assert events[-2]["error"]["code"] == 503
+            assert events[-2].get("error", {}).get("code") == ends_with
         async with asyncio.timeout(10):
             assert await process.wait() in (0, -signal.SIGTERM)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_it_stands_in_for_vllm_with_the_flags_of_the_chart_s_cpu_profile() -> None:
+    stand_in = Path(__file__).parents[3] / "images/engine-vllm"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, stand_in, "serve", "org/tiny", "--enforce-eager", "--port=0", "--load-port=0"),
+        env=os.environ | {"PATH": str(Path(sys.executable).parent)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = await process.stdout.readline()
+        assert set(json.loads(first or b"{}")) == {"port", "load_port"}, (await process.stderr.read()).decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 def command(*flags: str) -> argparse.Namespace:

@@ -81,15 +81,18 @@ def test_many_left_out_rows_are_counted() -> None:
         ("a,b,c\n1,2,3\n", "line 1: unknown columns 'a,b,c'"),
         ("arrival,prompt_tokens,output_tokens\n", "no request in it"),
         ("arrival,prompt_tokens,output_tokens\n1,0,5\n", "no request in it that can be replayed (line 2: no prompt"),
-        (OWN + "2,x,5\n", "line 4: could not convert string to float: 'x'"),
-        (OWN + "2,1.5,5\n", "line 4: '1.5' is not a number of tokens"),
-        (OWN + "2,-1,5\n", "line 4: '-1' is not a number of tokens"),
+        (OWN + "2,x,5\n", "line 4: prompt_tokens: could not convert string to float: 'x'"),
+        (OWN + "2,5,x\n", "line 4: output_tokens: could not convert string to float: 'x'"),
+        (OWN + "x,5,5\n", "line 4: arrival: could not convert string to float: 'x'"),
+        (OWN + "2,1.5,5\n", "line 4: prompt_tokens: '1.5' is not a number of tokens"),
+        (OWN + "2,-1,5\n", "line 4: prompt_tokens: '-1' is not a number of tokens"),
         (OWN + "2,inf,5\n", "line 4: "),
-        (OWN + "2,99999999999,5\n", "line 4: '99999999999' is not a number of tokens up to 10,000,000"),
-        (OWN + "nan,1,5\n", "line 4: time 'nan' is not finite"),
+        (OWN + "2,99999999999,5\n", "line 4: prompt_tokens: '99999999999' is not a number of tokens up to 10,000,000"),
+        (OWN + "nan,1,5\n", "line 4: arrival: time 'nan' is not finite"),
         (OWN + "2,1\n", "line 4: 2 of 3 columns"),
-        (AZURE + "yesterday,1,1\n", "line 4: Invalid isoformat string: 'yesterday'"),
+        (AZURE + "yesterday,1,1\n", "line 4: TIMESTAMP: Invalid isoformat string: 'yesterday'"),
         (MOONCAKE + '{"timestamp": 1, "input_length": 4}\n', "line 3: output_length is missing"),
+        (MOONCAKE + '{"timestamp": 1, "input_length": null, "output_length": 1}\n', "line 3: input_length: float() "),
         (MOONCAKE + '{"timestamp": 1,\n', "line 3: "),
         (MOONCAKE + "[1, 2]\n", "line 3: "),
     ],
@@ -155,3 +158,5 @@ def test_a_burst_has_no_rate() -> None:
     with pytest.raises(TraceError, match="all requests arrive at once"):
         burst.at(rate=3)
     assert burst.at(factor=3).arrival.tolist() == [0, 0]
+    with pytest.raises(TraceError, match="it has one request only, so it has no rate and none can be set"):
+        parse("arrival,prompt_tokens,output_tokens\n7,1,1\n").at(rate=3)

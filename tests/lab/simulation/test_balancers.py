@@ -251,5 +251,5 @@ def test_pickers_poll_only_what_their_policy_needs() -> None:
 
 
 def test_an_unknown_name_is_told_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"unknown balancer 'P2C'; known are .*SALPlus.*Llumnix"):
+    with pytest.raises(ValueError, match=r"unknown balancer 'P2C'; known are .*Llumnix \(P2C is LeastRequest\)"):
         make_balancer("P2C", CONFIG, rng=random.Random(0))

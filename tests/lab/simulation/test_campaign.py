@@ -132,6 +132,7 @@ def test_runs_are_kept_by_cell_variant_and_seed(here: None) -> None:
     experiment = Experiment(
         title="Small",
         seeds=2,
+        first_seed=5,
         case=SHORT.changed({"minutes": 0.05, "rate": 8.0}),
         axes={"balancer": ["SAL", "Random"], "engines": [1, 2]},
     )
@@ -143,9 +144,9 @@ def test_runs_are_kept_by_cell_variant_and_seed(here: None) -> None:
     assert [each.cell for each in found] == list(experiment.cells())
     for each in found:
         for variant, case in each.cell.cases.items():
-            for seed in range(2):
-                expected = run(case, seed, rate=8.0).outcomes.ttft.tolist()
-                assert each.runs[variant][seed].outcomes.ttft.tolist() == expected
+            for place in range(2):
+                expected = run(case, 5 + place, rate=8.0).outcomes.ttft.tolist()
+                assert each.runs[variant][place].outcomes.ttft.tolist() == expected
 
 
 def test_sal_s_tail_is_shorter_than_p2c_s() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -272,3 +273,19 @@ def test_a_lonely_request_takes_its_steps_and_two_hops() -> None:
     others = sum(latency.step_seconds(prefill_tokens=0, decodes=1, decode_context=context) for context in (501, 502))
     assert run.outcomes.tgt[0] == pytest.approx(first + others + 2 * HOP, rel=1e-3)
     assert math.isclose(run.seconds, run.outcomes.tgt[0])
+
+
+def test_a_request_that_is_over_leaves_nothing_but_its_row() -> None:
+    """The peak is a few numbers for each request of the trace; what an engine or a picker kept of one would add kB."""
+
+    def peak(count: int) -> int:
+        trace, engines, chosen = drawn(count, rate=10.0), members(2, "LARRY"), pickers("SAL")
+        tracemalloc.start()
+        try:
+            play(trace, engines, chosen)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    few, many = 500, 2_500
+    assert (peak(many) - peak(few)) / (many - few) < 400

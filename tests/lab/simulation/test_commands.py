@@ -18,6 +18,7 @@ import pytest
 from halffull_lab import cli
 from halffull_lab.simulation import report
 from halffull_lab.simulation.traffic import arrivals
+from halffull_lab.table import seconds
 from tests.lab.waiting import until
 
 ROWS = [(0.25 * index, 200 + 37 * index % 900, 1 + 7 * index % 40) for index in range(60)]  # 4 requests/s
@@ -307,7 +308,26 @@ def test_an_objective_that_cannot_be_met_is_exit_code_1(
     )
     assert code == 1
     assert {setup["engines"] for setup in found["setups"].values()} == {None}
-    assert capsys.readouterr().out.count("> 2") == 4
+    printed = capsys.readouterr().out
+    assert printed.count("> 2") == 4
+    lines = printed.splitlines()
+    idle = "! ttft_p50=0.001s is below the TTFT of an idle engine, 0.019 s at least: no number of them meets it"
+    assert lines[0] == idle
+    assert lines[1].startswith("trying 2 × FCFS+LeastRequest, ")  # where there is no terminal, too
+    tried = found["setups"]["LARRY+SAL"]["tried"]
+    assert sum(line.startswith("LARRY+SAL: not met by ") for line in lines) == len(tried)
+    assert lines[-1] == f"! LARRY+SAL: not met by 2 engines: ttft_p50 is {seconds(tried['2']['ttft_p50'])} s"
+
+
+@pytest.mark.parametrize(("count", "why"), [(1, "it has one request only"), (3, "all requests arrive at once")])
+@pytest.mark.parametrize("command", [["plan", "--slo", "ttft_p95=1s"], ["simulate", "--factor", "1"]], ids=" ".join)
+def test_a_trace_without_a_rate_is_one_line(
+    command: list[str], count: int, why: str, tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = own(tmp_path, data=csv(OWN, [(0.0, 100, 5)] * count))
+    assert cli.main([*command, "--trace", trace, "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{trace}: {why}, so it has no rate and none can be set" in line
 
 
 def test_refused_requests_meet_no_objective(tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_what_comes_with_the_lab_loads_and_is_as_large_as_its_axes_say(name: str
     assert experiment.seeds >= 2
     for case in (case for cell in cells for case in cell.cases.values()):
         assert case.trace in BUNDLED
-        assert case.gpu in PROFILES
+        assert case.gpu.partition(":")[0] in PROFILES
 
 
 def test_those_about_the_paper_name_their_figure_and_what_it_claims() -> None:
@@ -105,6 +105,7 @@ BAD = {
     "compare is no axis": (changed(("seeds", 'compare = "policy"\nseeds')), "compare: 'policy'"),
     "no axis at all": ('title = "Mine"', "axes"),
     "baseline is no value": (changed(("seeds", 'baseline = "LeastRequest"\nseeds')), "baseline: 'LeastRequest'"),
+    "a rival is no value": (changed(("seeds", 'rivals = ["LeastRequest"]\nseeds')), "rivals: 'LeastRequest'"),
     "x is no axis": (changed(("seeds", 'x = "load"\nseeds')), "x: 'load'"),
     "x is not of numbers": (
         changed(("seeds", 'x = "source"\nseeds'), ("pickers = [1, 2]", 'source = ["report"]')),
@@ -187,6 +188,20 @@ def test_options_change_the_case_that_is_varied() -> None:
         make().changed(case={"minuets": 1})
 
 
+def test_cases_with_minutes_of_their_own_have_at_most_the_ones_given() -> None:
+    experiment = make(axes={"balancer": ["SAL", "Random"], "scene": {"own": {"minutes": 9.0}, "short": {"minutes": 1}}})
+    for minutes, expected in ((2.0, [2.0, 1.0]), (20.0, [9.0, 1.0])):
+        cells = experiment.changed(case={"minutes": minutes}).cells()
+        assert [cell.cases["SAL"].minutes for cell in cells] == expected
+
+
+def test_an_axis_of_minutes_is_not_shortened(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('title = "Mine"\n[axes]\nbalancer = ["SAL", "Random"]\nminutes = [1, 2]\n')
+    assert cli.main(["simulate", str(file), "--minutes", "1", "--out", str(tmp_path / "out")]) == 2
+    assert "--minutes: the experiment varies it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "option", [["--load", "0.7"], ["--rate", "7"], ["--factor", "2"]], ids=lambda option: option[0]
 )
@@ -229,6 +244,11 @@ def test_two_rates_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
             cli.main([*command, "--rate", "3", "--factor", "2"])
         assert stopped.value.code == 2
         assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_p2c_is_told_its_name() -> None:
+    with pytest.raises(ValueError, match=r"balancer: 'P2C' is unknown; known are .*Llumnix \(P2C is LeastRequest\)$"):
+        Case(balancer="P2C")
 
 
 def test_a_policy_is_a_name_or_larry_with_its_alpha() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halffull_lab.figures import Outcomes, quantiles
+from halffull_lab.figures import Outcomes, Ratio, quantiles
 from halffull_lab.simulate import plain_console
 from halffull_lab.simulation import report
 from halffull_lab.simulation.campaign import CellRuns, Schedule
@@ -52,18 +52,19 @@ def experiment(**changes: Any) -> Experiment:
     return Experiment(**{"title": "Mine", "seeds": 2, "axes": {"balancer": ["LeastRequest", "SAL"]}, **changes})
 
 
-def summaries(of: Experiment, *, lost: int = 0, rate: float = 11.0, seed: int = 0) -> list[CellSummary]:
-    """Each further variant is 1.5 times as fast as the one before."""
+def summaries(of: Experiment, *, lost: int = 0, first: int = 0, rate: float = 11.0, seed: int = 0) -> list[CellSummary]:
+    """Each further variant is 1.5 times as fast as the one before, and loses `lost` more requests than it."""
     rng = np.random.default_rng(seed)
     found = []
     for cell in of.cells():
         times = [rng.lognormal(-1, 0.5, 100) for _ in range(of.seeds)]
         runs = {
-            variant: tuple(run(each, factor=1.5**-place, lost=lost * place) for each in times)
+            variant: tuple(run(each, factor=1.5**-place, lost=first + lost * place) for each in times)
             for place, variant in enumerate(cell.cases)
         }
         schedule = Schedule(rate=rate, saturation=20.0, notes=("a note",))
-        found.append(summarize(CellRuns(cell=cell, schedule=schedule, runs=runs), reference=of.reference))
+        cell_runs = CellRuns(cell=cell, schedule=schedule, runs=runs)
+        found.append(summarize(cell_runs, reference=of.reference, rivals=of.rivals))
     return found
 
 
@@ -124,6 +125,20 @@ def test_baseline_is_what_others_are_set_against() -> None:
     assert found.variants["LeastRequest"].gains["ttft_p95"].value == pytest.approx(1 / 1.5)
     assert found.variants["SAL"].gains == {}
     assert "SAL ÷ this" in text(of, [found])
+
+
+def test_the_next_best_is_the_best_rival_of_each_figure_in_each_draw() -> None:
+    halves, steady = np.repeat([1.0, 4.0], 50), np.full(100, 2.0)
+    of = experiment(axes={"balancer": ["Random", "RoundRobin", "SAL"]}, seeds=1, rivals=("Random", "RoundRobin"))
+    (cell,) = of.cells()
+    runs = {"Random": (run(halves),), "RoundRobin": (run(steady),), "SAL": (run(steady / 2),)}
+    schedule = Schedule(rate=11.0, saturation=20.0, notes=())
+    found = summarize(CellRuns(cell=cell, schedule=schedule, runs=runs), reference="Random", rivals=of.rivals).variants
+    assert found["Random"].over_rivals == found["RoundRobin"].over_rivals == {}
+    assert found["SAL"].over_rivals["ttft_p99"] == Ratio(2.0, 2.0, 2.0)
+    median = found["SAL"].over_rivals["ttft_p50"]
+    # Random's median is 2.5, or 1 to 4 by the draw, RoundRobin's 2: never worse than 2, and 1 in some draws.
+    assert (median.value, median.low, median.high) == (2.0, 1.0, 2.0)
 
 
 def test_unequal_failures_are_flagged_and_failures_are_the_tail() -> None:
@@ -243,7 +258,8 @@ def test_curves_stand_instead_of_distributions_where_there_is_an_x_axis(tmp_path
 
 def test_plots_bear_failures(tmp_path: Path) -> None:
     for of in (experiment(x="load", axes={"balancer": ["LeastRequest", "SAL"], "load": [0.5, 0.9]}), experiment()):
-        check(page(of, summaries(of, lost=100), tmp_path))
+        for first in (0, 100):
+            check(page(of, summaries(of, lost=100, first=first), tmp_path))
 
 
 def test_equal_findings_give_equal_pages(tmp_path: Path) -> None:

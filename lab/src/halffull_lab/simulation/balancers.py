@@ -225,6 +225,8 @@ class Llumnix(_Fewest):
 LAB_ONLY: Final[dict[str, type[_Fewest]]] = {each.__name__: each for each in (LeastOutstanding, LeastTokens, Llumnix)}
 BALANCERS: Final = (*(policy.value for policy in Policy), *LAB_ONLY)
 """Every name that `make_balancer` takes."""
+KNOWN: Final = f"{', '.join(BALANCERS)} (P2C is LeastRequest)"
+"""Those names, for people."""
 
 
 def make_balancer(name: str, config: PoolConfig, *, rng: random.Random) -> Balancer:
@@ -236,5 +238,5 @@ def make_balancer(name: str, config: PoolConfig, *, rng: random.Random) -> Balan
     if name in LAB_ONLY:
         return LAB_ONLY[name](rng=rng)
     if name not in BALANCERS:
-        raise ValueError(f"unknown balancer {name!r}; known are {', '.join(BALANCERS)}")
+        raise ValueError(f"unknown balancer {name!r}; known are {KNOWN}")
     return Picker(replace(config, policy=Policy(name)), rng=rng)

@@ -115,7 +115,7 @@ def run_experiment(
             (place, variant, seed): pool.submit(run_case, case, schedules[place].rate, seed, real=real_scheduler)
             for place, cell in enumerate(cells)
             for variant, case in cell.cases.items()
-            for seed in range(experiment.seeds)
+            for seed in experiment.all_seeds
         }
         for count, future in enumerate(as_completed(futures.values()), start=1):
             future.result()
@@ -125,7 +125,7 @@ def run_experiment(
             cell=cell,
             schedule=schedules[place],
             runs={
-                variant: tuple(futures[place, variant, seed].result() for seed in range(experiment.seeds))
+                variant: tuple(futures[place, variant, seed].result() for seed in experiment.all_seeds)
                 for variant in cell.cases
             },
         )
@@ -134,7 +134,12 @@ def run_experiment(
 
 
 def schedule(case: Case) -> Schedule:
-    """The rate of a case's arrivals, for which its engines' saturation is measured."""
+    """The rate of a case's arrivals, for which its engines' saturation is measured.
+
+    Raises:
+        TraceError: the trace cannot be read or used, or has no rate to be a multiple of.
+        ProfileError: no such GPU profile.
+    """
     rows, profile = _rows(case), load_profile(case.gpu)
     others = _saturation(rows, profile) * (case.engines - 1)
     first = _saturation(rows, replace(profile, kv_tokens=_kv_tokens(case, profile, row=0))) / case.slow
@@ -142,7 +147,7 @@ def schedule(case: Case) -> Schedule:
     if case.rate is not None:
         rate = case.rate
     elif case.factor is not None:
-        rate = rows.rate * case.factor
+        rate = rows.finite_rate() * case.factor
     else:
         rate = saturated * (LOAD if case.load is None else case.load)
     return Schedule(rate=rate, saturation=saturated, notes=rows.notes)

@@ -65,6 +65,7 @@ def simulate(
     seed: int,
     poll_interval: float = 0.1,
     size_error: float = 0.0,
+    body_bytes: NDArray[np.int64] | None = None,
 ) -> Run:
     """Play the whole trace to the end of its last request.
 
@@ -75,6 +76,7 @@ def simulate(
         seed: of that choice, of the body sizes and of when polls happen; equal seeds give equal runs.
         poll_interval: s between two polls of an engine by a picker.
         size_error: σ of the logarithm of a body's bytes per token, mean 4: how wrong a size can be as a length.
+        body_bytes: int64[n], sizes of the bodies that were really sent, instead of drawn ones.
 
     Raises:
         ValueError: no balancer, no engine from the start, or one that joins before an engine that stands before it.
@@ -83,7 +85,15 @@ def simulate(
         raise ValueError("at least one balancer, and one engine from the start, are needed")
     if any(before.joins > after.joins for before, after in itertools.pairwise(members)):
         raise ValueError("engines stand in the order in which they join")
-    return _Simulation(trace, members, balancers, seed=seed, poll_interval=poll_interval, size_error=size_error).run()
+    return _Simulation(
+        trace,
+        members,
+        balancers,
+        seed=seed,
+        poll_interval=poll_interval,
+        size_error=size_error,
+        body_bytes=body_bytes,
+    ).run()
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +115,7 @@ class _Simulation:
         seed: int,
         poll_interval: float,
         size_error: float,
+        body_bytes: NDArray[np.int64] | None,
     ) -> None:
         self._clock = VirtualClock()
         self._members = members
@@ -116,7 +127,8 @@ class _Simulation:
             values.tolist() for values in (trace.arrival, trace.prompt_tokens, trace.output_tokens)
         )
         noise = np.exp(size_error * rng.standard_normal(count) - size_error**2 / 2)
-        self._bytes = np.maximum(1, np.rint(trace.prompt_tokens * BYTES_PER_TOKEN * noise)).astype(np.int64).tolist()
+        drawn = np.maximum(1, np.rint(trace.prompt_tokens * BYTES_PER_TOKEN * noise)).astype(np.int64)
+        self._bytes = (drawn if body_bytes is None else body_bytes).tolist()
         self._meets = rng.integers(0, len(balancers), size=count).tolist()
         self._phases = random.Random(seed)
         self._ttft = np.full(count, math.inf)

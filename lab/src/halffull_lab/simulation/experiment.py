@@ -16,11 +16,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from halffull_lab.engine_policies import ENGINE_POLICIES
-from halffull_lab.simulation.balancers import BALANCERS
+from halffull_lab.simulation.balancers import BALANCERS, KNOWN
 
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Axis = list[int | float | str] | dict[str, dict[str, Any]]
 MOST_CASES: Final = 2_000
 """More is a slip of an axis."""
 _FOLDER: Final = "experiments"
@@ -77,7 +78,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         engine_policy(self.policy)
         if self.balancer not in BALANCERS:
-            raise ValueError(f"balancer: {self.balancer!r} is unknown; known are {', '.join(BALANCERS)}")
+            raise ValueError(f"balancer: {self.balancer!r} is unknown; known are {KNOWN}")
         if not self.rows[0] < self.rows[1]:
             raise ValueError("rows: the first must be below the second")
         if sum(value is not None for value in (self.load, self.rate, self.factor)) > 1:
@@ -138,33 +139,41 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The axis whose values are compared, on the same arrivals."""
     baseline: str = ""
     """The value of it, as text, that others are set against; none: the first."""
+    rivals: tuple[str, ...] = ()
+    """Values of it, as text: the others are set against the best of these in each figure, too ("the next best")."""
     x: str = ""
     """The axis of numbers that plots have on their x-axis; none: distributions instead."""
     seeds: _Count = 5
+    first_seed: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    """Of `seeds` that follow each other: a judge takes ones on which nothing was chosen."""
     case: Case = Case()
-    axes: dict[str, list[int | float | str] | dict[str, dict[str, Any]]]
+    axes: dict[str, _Axis]
     """By name: values of the field of that name, or label → fields."""
 
     def __post_init__(self) -> None:
-        for name, axis in self.axes.items():
-            if isinstance(axis, list) and name not in FIELDS:
-                raise ValueError(f"axes: {name!r} is no field of a case; fields are {', '.join(FIELDS)}")
-            if not axis or len(self.points(name)) < len(axis):
-                raise ValueError(f"axes.{name}: values are needed, each once")
+        self._check_axes()
         if self.compare not in self.axes:
             raise ValueError(f"compare: {self.compare!r} is not among the axes")
-        if self.baseline and self.baseline not in self.points(self.compare):
-            raise ValueError(f"baseline: {self.baseline!r} is not among the values of {self.compare}")
+        for name, values in {"baseline": {self.reference}, "rivals": set(self.rivals)}.items():
+            if unknown := values - self.points(self.compare).keys():
+                raise ValueError(f"{name}: {min(unknown)!r} is not among the values of {self.compare}")
         unpaired = {field for fields in self.points(self.compare).values() for field in fields} - _SAME_ARRIVALS
         if unpaired:
             raise ValueError(f"compare: {', '.join(sorted(unpaired))} would change the arrivals; make it another axis")
         numbers = self.axes.get(self.x, [])
         if self.x and (self.x == self.compare or not _are_numbers(numbers)):
             raise ValueError(f"x: {self.x!r} is not another axis with a list of numbers")
-        if math.prod(len(values) for values in self.axes.values()) > MOST_CASES:
-            raise ValueError(f"axes: more than {MOST_CASES} combinations")
         for _ in self.cells():
             pass
+
+    def _check_axes(self) -> None:
+        for name, axis in self.axes.items():
+            if isinstance(axis, list) and name not in FIELDS:
+                raise ValueError(f"axes: {name!r} is no field of a case; fields are {', '.join(FIELDS)}")
+            if not axis or len(self.points(name)) < len(axis):
+                raise ValueError(f"axes.{name}: values are needed, each once")
+        if math.prod(len(values) for values in self.axes.values()) > MOST_CASES:
+            raise ValueError(f"axes: more than {MOST_CASES} combinations")
 
     @property
     def reference(self) -> str:
@@ -174,11 +183,20 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def changed(self, *, case: dict[str, Any], seeds: int | None = None) -> "Experiment":
         """The same with other fields of the case it starts from, and another number of seeds.
 
+        Cases with minutes of their own have at most the ones given.
+
         Raises:
             ValueError: no such field, or a value that it does not take.
         """
         given = {"case": msgspec.to_builtins(self.case.changed(case)), "seeds": seeds or self.seeds}
+        if "minutes" in case:
+            given["axes"] = {name: _shortened(axis, case["minutes"]) for name, axis in self.axes.items()}
         return msgspec.convert(msgspec.to_builtins(self) | given, Experiment)
+
+    @property
+    def all_seeds(self) -> range:
+        """Every case runs with each of them."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def varied(self) -> set[str]:
@@ -224,7 +242,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{axis.replace('_', ' ')} {label}" for axis, label in self.point.items())
 
 
-def _are_numbers(values: list[int | float | str] | dict[str, dict[str, Any]]) -> bool:
+def _shortened(axis: _Axis, minutes: float) -> _Axis:
+    if isinstance(axis, list):
+        return axis
+    return {
+        label: fields | {"minutes": min(minutes, fields["minutes"])} if "minutes" in fields else fields
+        for label, fields in axis.items()
+    }
+
+
+def _are_numbers(values: _Axis) -> bool:
     return isinstance(values, list) and len(values) > 1 and not any(isinstance(value, str) for value in values)
 
 

@@ -53,7 +53,8 @@ def curves(experiment: Experiment, cells: Sequence[CellSummary]) -> str:
             for name in names:
                 found = [cell.variants[name].figures[measure] for cell in cells]
                 _line(axes, x, found, unit, colour=colours[name])
-            axes.set_yscale("log")
+                if any(math.isfinite(each.value) for each in found):  # matplotlib refuses an empty one
+                    axes.set_yscale("log")
             if min(x) > 0 and max(x) / min(x) >= 20:
                 axes.set_xscale("log")
             plain_numbers(axes.xaxis)

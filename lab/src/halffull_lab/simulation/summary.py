@@ -38,6 +38,8 @@ class Variant:
     """`ttft_p50` and so on, s, with their intervals."""
     gains: Mapping[str, Ratio]
     """Figure of the reference ÷ figure of this: above 1, this is better; none for the reference itself."""
+    over_rivals: Mapping[str, Ratio]
+    """The best of the rivals' figures ÷ figure of this, best in each draw of the interval; none for a rival."""
 
     def pooled(self, measure: str) -> NDArray[np.float64]:
         """The values of a measure of every request of every seed, s."""
@@ -82,23 +84,24 @@ class CellSummary:
         return sum(len(run.outcomes) - 1 for run in runs) / seconds if seconds else self.schedule.rate
 
 
-def summarize(found: CellRuns, *, reference: str) -> CellSummary:
+_Drawn = dict[str, tuple[float, NDArray[np.float64]]]
+"""Figure → its value, and its draws: float64[resamples]."""
+
+
+def summarize(found: CellRuns, *, reference: str, rivals: Sequence[str] = ()) -> CellSummary:
     """Figures and ratios of one cell; the draws of their intervals are the same each time."""
     counts = [len(run.outcomes) for run in found.runs[reference]]
     recorded = all(case.arrivals == "recorded" for case in found.cell.cases.values())
     bootstrap = Bootstrap(counts, seed=0, resamples=RESAMPLES, same_arrivals=recorded)
     drawn = {variant: _drawn(runs, bootstrap) for variant, runs in found.runs.items()}
-    base = drawn[reference]
+    best = _best([drawn[rival] for rival in rivals])
     variants = {
         variant: Variant(
             runs=runs,
             figures={name: Ratio(value, *interval(draws)) for name, (value, draws) in drawn[variant].items()}
             | _tpot(runs),
-            gains={
-                name: ratio(base[name][0], base[name][1], value, draws)
-                for name, (value, draws) in drawn[variant].items()
-                if variant != reference
-            },
+            gains={} if variant == reference else _ratios(drawn[reference], drawn[variant]),
+            over_rivals={} if variant in rivals else _ratios(best, drawn[variant]),
         )
         for variant, runs in found.runs.items()
     }
@@ -110,7 +113,24 @@ def summarize(found: CellRuns, *, reference: str) -> CellSummary:
     )
 
 
-def _drawn(runs: Sequence[Run], bootstrap: Bootstrap) -> dict[str, tuple[float, NDArray[np.float64]]]:
+def _best(rivals: Sequence[_Drawn]) -> _Drawn:
+    """The smallest of each figure, in each draw: who that is may change from draw to draw."""
+    if not rivals:
+        return {}
+    return {
+        name: (
+            min(rival[name][0] for rival in rivals),
+            np.min([rival[name][1] for rival in rivals], axis=0),
+        )
+        for name in rivals[0]
+    }
+
+
+def _ratios(others: _Drawn, these: _Drawn) -> dict[str, Ratio]:
+    return {name: ratio(value, draws, *these[name]) for name, (value, draws) in others.items()}
+
+
+def _drawn(runs: Sequence[Run], bootstrap: Bootstrap) -> _Drawn:
     found = {}
     for measure in MEASURES:
         values = np.concatenate([getattr(run.outcomes, measure) for run in runs])
@@ -148,7 +168,7 @@ def results_json(
         "scheduler": scheduler,
         "source": source,
         "experiment": msgspec.to_builtins(experiment),
-        "seeds": list(range(experiment.seeds)),
+        "seeds": list(experiment.all_seeds),
         "reference": experiment.reference,
         "cells": [_cell_json(cell) for cell in cells],
     }
@@ -173,6 +193,7 @@ def _cell_json(cell: CellSummary) -> dict[str, Any]:
                 "busy": variant.busy,
                 "figures": {figure: _ratio_json(value) for figure, value in variant.figures.items()},
                 "gains": {figure: _ratio_json(value) for figure, value in variant.gains.items()},
+                "over_rivals": {figure: _ratio_json(value) for figure, value in variant.over_rivals.items()},
             }
             for name, variant in cell.variants.items()
         },
