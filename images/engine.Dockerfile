@@ -26,6 +26,8 @@ LABEL org.opencontainers.image.title="halffull-engine" \
       org.opencontainers.image.version="${VERSION}"
 COPY --from=build /src/LICENSE /licenses/halffull/LICENSE
 COPY --from=build /opt/halffull /opt/halffull
+# `vllm serve` as the operator calls it: an LLMServing with this as `engine.image` needs no GPU and no model.
+COPY --chmod=755 images/engine-vllm /usr/local/bin/vllm
 # Nothing is written at run time: any user will do, and a read-only root file system.
 ENV PATH=/opt/halffull/bin:/usr/local/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532

@@ -1,0 +1,144 @@
+"""LLMServings on the node: emulated ones for speed, and how to look at any of them."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from halffull_operator import labels
+from tests.cluster.images import VERSION
+from tests.cluster.load import SteadyLoad
+from tests.cluster.node import SLOW, Cluster
+from tests.operator.kube import wait_until
+from tests.operator.servings import says
+
+Manifest = dict[str, Any]
+EMULATED: Final = "emulated"
+
+
+def emulated(*, replicas: int = 2, gateways: int = 2, drain: str = "60s", **spec: Any) -> Manifest:
+    """An LLMServing of emulated engines; `spec` replaces whole fields of its spec.
+
+    A request of 40 tokens takes about a second. `spec.scheduler` and `spec.routing` act as with vLLM.
+    """
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND,
+        "metadata": {"name": EMULATED},
+        "spec": {
+            "model": {"uri": f"hf://halffull/{EMULATED}", "servedNames": [EMULATED]},
+            "replicas": replicas,
+            "engine": {
+                "image": f"halffull-engine:{VERSION}",
+                "gpuResource": "none",
+                "args": ["--profile=8b-a100"],
+                "resources": {"requests": {"cpu": "20m", "memory": "64Mi"}},
+                "shmSize": "64Mi",
+                "drainTimeout": drain,
+            },
+            "gateway": {"managed": {"replicas": gateways}},
+            **spec,
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One LLMServing in its namespace."""
+
+    cluster: Cluster
+    namespace: str
+    name: str
+
+    @classmethod
+    def apply(cls, cluster: Cluster, namespace: str, manifest: Manifest) -> "Serving":
+        """`kubectl apply` it."""
+        cluster.apply(manifest, namespace=namespace)
+        return cls(cluster, namespace, manifest["metadata"]["name"])
+
+    def body(self) -> Manifest:
+        """The object."""
+        found: Manifest = self.cluster.get(f"llmserving {self.name}", namespace=self.namespace)
+        return found
+
+    def kubectl(self, *arguments: str) -> str:
+        """`kubectl` in its namespace."""
+        return self.cluster.kubectl(*arguments, namespace=self.namespace)
+
+    def patch(self, **spec: Any) -> None:
+        """`kubectl patch llms NAME --type merge` of its spec."""
+        self.kubectl("patch", "llms", self.name, "--type", "merge", "--patch", json.dumps({"spec": spec}))
+
+    def settled(self, *, within: float = SLOW) -> Manifest:
+        """Wait until it is all that its newest spec asks, and no pod of it is leaving; its body."""
+
+        def look() -> Manifest:
+            body = self.body()
+            says(body, Ready="True", EnginesReady="True", GatewayReady="True", Progressing="True", Applied="True")
+            status = body["status"]
+            replicas = body["spec"]["replicas"]
+            assert (status["readyReplicas"], status["updatedReplicas"]) == (replicas, replicas), status
+            names = [pod["metadata"]["name"] for pod in self.engines() + self.gateways()]
+            wanted = replicas + body["spec"]["gateway"]["managed"]["replicas"]
+            assert len(names) == wanted, f"{wanted} pods are wanted: {names}"
+            return body
+
+        return wait_until(f"{self.namespace}/{self.name} is settled", look, within=within)
+
+    def wait(self, what: str, look: Callable[[], bool], *, within: float = SLOW) -> None:
+        """Wait until something is so, with a generous limit."""
+        wait_until(what, look, within=within)
+
+    def engines(self) -> list[Manifest]:
+        """Pods of its engines, by ordinal; those that are leaving too."""
+        return self._pods(labels.ENGINE)
+
+    def gateways(self) -> list[Manifest]:
+        """Pods of its gateway; those that are leaving too."""
+        return self._pods(labels.GATEWAY)
+
+    def _pods(self, component: str) -> list[Manifest]:
+        selector = f"{labels.SERVING}={self.name},{labels.COMPONENT}={component}"
+        found: list[Manifest] = self.cluster.get("pods", namespace=self.namespace, selector=selector)
+        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def served(self) -> dict[str, str]:
+        """The address of the engine that each request went to, by request id, as the gateways that are there log it."""
+        found = {}
+        for pod in self.gateways():
+            for line in self.kubectl("logs", pod["metadata"]["name"], "--container", "envoy").splitlines():
+                if line.startswith("{") and (entry := json.loads(line)).get("served"):
+                    found[entry["request_id"]] = entry["served"].rpartition(":")[0]
+        return found
+
+    @property
+    def url(self) -> str:
+        """The base_url from this machine, which reaches Services by their address and not by their name."""
+        service = self.cluster.get(f"service {self.name}-gateway", namespace=self.namespace)
+        return f"http://{service['spec']['clusterIP']}/v1"
+
+    def load(self, **options: Any) -> SteadyLoad:
+        """A steady load through its gateway."""
+        body = self.body()
+        names = body["spec"]["model"].get("servedNames") or [body["spec"]["model"]["uri"].removeprefix("hf://")]
+        return SteadyLoad(self.url, names[0], **options)
+
+
+def uid(pod: Manifest) -> str:
+    """What makes two pods of one name different."""
+    found: str = pod["metadata"]["uid"]
+    return found
+
+
+def processes(pod: Manifest, *, program: str) -> set[int]:
+    """Processes of the picker's container by the name of their program, as this machine numbers them."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if entry.name.isdecimal() and uid(pod) in (entry / "cgroup").read_text():
+                words = (entry / "cmdline").read_text(errors="replace").split("\0")
+                if "halffull-extproc" in " ".join(words) and Path(words[0]).name.startswith(program):
+                    found.add(int(entry.name))
+    return found
