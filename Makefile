@@ -6,7 +6,7 @@ ARGS ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-operator soak lint format bench bench-vllm bench-operator results lock schemas crd wheels clean
+.PHONY: help demo test test-vllm test-operator test-cluster soak lint format bench bench-vllm bench-operator results reality lock schemas crd wheels release clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,8 +28,8 @@ $(VENV)/.ready: requirements/bootstrap.txt requirements/dev.txt VERSION pyprojec
 demo: $(VENV)/.ready  ## real Envoy, the picker, emulated GPUs, a production trace: SAL against P2C (ARGS=--quick for 2 minutes)
 	$(BIN)/halffull demo $(ARGS)
 
-test: $(VENV)/.ready  ## units, properties and everything through the real Envoy, about 5 minutes
-	$(BIN)/pytest -n 3 --dist loadfile -m "not soak and not operator" $(ARGS)
+test: $(VENV)/.ready  ## units, properties and everything through the real Envoy, about 7 minutes on 2 cores
+	$(BIN)/pytest -n 3 --dist loadfile -m "not soak and not operator and not cluster" --durations=25 $(ARGS)
 
 test-vllm: .venv-vllm/newest/.ready .venv-vllm/oldest/.ready  ## LARRY in real vLLM on the CPU, the newest and the oldest supported release
 	.venv-vllm/newest/bin/pytest tests/vllm $(ARGS)
@@ -38,6 +38,11 @@ test-vllm: .venv-vllm/newest/.ready .venv-vllm/oldest/.ready  ## LARRY in real v
 test-operator: $(VENV)/.ready  ## the operator on a real API server, which hack/cluster builds with Go the first time
 	hack/cluster/cluster build kwok
 	$(BIN)/pytest -n 2 --dist loadfile -m operator tests/operator $(ARGS)
+
+test-cluster: $(VENV)/.ready  ## all of it on a real node that is made for it: Linux and root; images are built the first time
+	@[ "$$(uname)" = Linux ] && [ "$$(id -u)" = 0 ] || { echo "make test-cluster starts a Kubernetes node of its own and needs Linux and root: sudo make test-cluster"; exit 1; }
+	hack/cluster/cluster build node
+	$(BIN)/pytest -m cluster tests/cluster $(ARGS)
 
 soak: $(VENV)/.ready  ## the long waits: silences of minutes, 20-minute streams, keep-alive races
 	$(BIN)/pytest -n 5 -m soak --timeout 1800 tests/extproc/soak $(ARGS)
@@ -62,8 +67,11 @@ bench-operator: $(VENV)/.ready  ## what 1,000 LLMServings cost the operator; wri
 	hack/cluster/cluster build kwok
 	PYTHONPATH=. $(BIN)/python hack/bench_operator $(ARGS)
 
-results: $(VENV)/.ready  ## every experiment of the lab, and docs/results.md anew from it (ARGS=--quick: a few, small; the page stays)
+results: $(VENV)/.ready  ## every experiment of the lab, and docs/results.md anew from it (ARGS=--quick: six seconds of each; the page stays)
 	$(BIN)/python hack/results $(ARGS)
+
+reality: $(VENV)/.ready  ## the simulator against Envoy, picker and engine processes, on the same requests (ARGS=--quick: a minute)
+	$(BIN)/python hack/reality $(ARGS)
 
 schemas: $(VENV)/.ready  ## write schemas/ anew from the code (a test compares)
 	$(BIN)/halffull-extproc schema picker > schemas/picker.schema.json
@@ -81,6 +89,9 @@ wheels: $(VENV)/.ready  ## every wheel of a release into dist/
 	@rm -rf dist
 	@for p in larry extproc lab operator; do $(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist $$p || exit 1; done
 	@ls -1 dist/*.whl
+
+release: $(VENV)/.ready  ## everything of a release into dist/: wheels, chart, images, SBOMs, checksums (docs/releasing.md; ARGS=--no-images: without root)
+	$(BIN)/python hack/release $(ARGS)
 
 clean:  ## remove the environments and everything built
 	rm -rf $(VENV) .venv-vllm build dist
