@@ -11,6 +11,8 @@ from typing import Any, Self
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from halffull_lab.unanswered import KEEP_ALIVE
+
 from .serving import MODEL, Server
 from .tiny_model import VOCABULARY
 
@@ -82,7 +84,8 @@ class Client:
     async def __aenter__(self) -> Self:
         """Itself, with no limit of connections (a queue in the client would look like one in the server)."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
+            timeout=aiohttp.ClientTimeout(total=None),
         )
         return self
 

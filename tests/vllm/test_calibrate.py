@@ -16,12 +16,18 @@ from .serving import Server
 
 HALFFULL = Path(__file__).parents[2] / ".venv" / "bin" / "halffull"
 MAX_NUM_SEQS = 16
-SERVER = serving.larry("--max-num-batched-tokens=512", f"--max-num-seqs={MAX_NUM_SEQS}", name="LARRY")
+# Of so many layers a step takes 10 ms. With steps of 1 ms a stream is over before a busy machine's client has looked.
+SERVER = serving.larry(
+    "--max-num-batched-tokens=512",
+    f"--max-num-seqs={MAX_NUM_SEQS}",
+    '--hf-overrides={"num_hidden_layers": 24}',
+    name="LARRY",
+)
 
 
 def calibrate(server: Server, out: Path, *options: str) -> dict[str, Any]:
     """Run `halffull calibrate` against a server; the profile that it wrote, also to be found in `out`."""
-    command = [HALFFULL, "calibrate", "--url", server.url, "--out", out, "--minutes=1.5", *options]
+    command = [HALFFULL, "calibrate", "--url", server.url, "--out", out, "--minutes=2", *options]
     subprocess.run(command, check=True, stdout=sys.stderr, timeout=500)
     return json.loads(out.read_text())  # type: ignore[no-any-return]
 

@@ -23,6 +23,7 @@ from halffull_lab.measured_engine import MeasuredEngine
 from halffull_lab.measuring import Measured, find_limits, measure
 from halffull_lab.profiles import render_profile
 from halffull_lab.progress import ProgressLine
+from halffull_lab.unanswered import KEEP_ALIVE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
 async def _measure(args: argparse.Namespace, console: Console) -> tuple[str, Measured]:
     key = args.api_key or os.environ.get("OPENAI_API_KEY")
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
         timeout=aiohttp.ClientTimeout(total=None),
         headers={"Authorization": f"Bearer {key}"} if key else None,
     )
@@ -94,7 +95,7 @@ async def _measure(args: argparse.Namespace, console: Console) -> tuple[str, Mea
         limits, notes = await find_limits(
             engine, max_tokens_per_batch=args.max_tokens_per_batch, max_num_seqs=args.max_num_seqs
         )
-        engine.others = await engine.requests()
+        engine.others = sum(await engine.requests())
         if engine.others and not args.anyway:
             raise CalibrationError(
                 f"{engine.url} has {engine.others} requests of others: steps would be theirs, too, and they would "

@@ -1,5 +1,7 @@
 """Carries out the design of a calibration on one engine: one load after the other, and what its steps took."""
 
+import contextlib
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -94,13 +96,19 @@ async def measure(engine: MeasuredEngine, limits: Limits, *, seconds: float, rou
         CalibrationError: the engine failed, or most measurements were lost.
     """
     work = _Measuring(engine, limits, seconds=seconds, rounds=rounds, told=told)
-    await work.warm_up()
-    for done in range(rounds):
-        if work.elapsed * (done + 1) > seconds * max(done, 1):
-            work.note(f"time for {done} of {rounds} rounds only")
-            break
-        await work.prefills()
-        await work.loads()
+    try:
+        await work.warm_up()
+        for done in range(rounds):
+            if work.elapsed * (done + 1) > seconds * max(done, 1):
+                work.note(f"time for {done} of {rounds} rounds only")
+                break
+            await work.prefills()
+            await work.loads()
+    except FullError:
+        raise CalibrationError(
+            f"{engine.url}: a request waits and is not admitted. Either others fill the engine, or its max_num_seqs is "
+            "1: without a load report (--load-url) one sequence has to decode beside each prompt"
+        ) from None
     measured = work.measured
     measured.seconds = work.elapsed
     taken = len(measured.samples)
@@ -122,12 +130,17 @@ class _Measuring:
         self._least = SHARE * seconds
         self._began = time.monotonic()
         self._base = 0 if engine.reports else 1  # without a report, a sequence must decode for its steps to be seen
-        self._per_token = 0.0  # s, of a prefill, the last seen
+        self._costs: list[float] = []  # s per token of the prefills, in their order
         self._tokens = 0.0  # that there is time to prefill for the loads of a round; every round has the same
 
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self._began
+
+    @property
+    def _per_token(self) -> float:
+        """Of a prefill, s, as the last ones took; a single one that met a stall foretells nothing."""
+        return statistics.median_low(self._costs[-3:]) if self._costs else 0.0
 
     @property
     def _limits(self) -> Limits:
@@ -138,8 +151,9 @@ class _Measuring:
         prompt = min(self._limits.max_tokens_per_batch, self._limits.max_model_len - 1)
         for _ in range(2):
             await self._engine.prefill(prompt)
-        async with self._engine.hold(decodes=1, context=SHORT, output=self._output(SHORT)) as hold:
-            await hold.advance(STEPS)
+        with contextlib.suppress(OverError):  # warm it is all the same
+            async with self._engine.hold(decodes=1, context=SHORT, output=self._output(SHORT)) as hold:
+                await hold.advance(STEPS)
 
     async def prefills(self) -> None:
         """Prompts of every length on an otherwise idle engine."""
@@ -151,7 +165,8 @@ class _Measuring:
             self._told(self.elapsed, f"a prompt of {length.tokens} tokens")
             try:
                 async with self._engine.hold(decodes=self._base, context=SHORT, output=self._output(SHORT)) as hold:
-                    self._per_token = await self._prefill(hold, length, region="prefill") / length.tokens
+                    seconds = await self._prefill(hold, length, region="prefill")
+                self._costs.append(seconds / length.tokens)
             except OverError:
                 self._lose(f"a prompt of {length.tokens} tokens")
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from halffull_lab.completion import CompletionStream, Failure, Verdict
 from halffull_lab.traces import Trace
+from halffull_lab.unanswered import KEEP_ALIVE
 
 # Limits of `bottlenecks`.
 ADDED_WALL = 0.025  # s
@@ -28,7 +29,6 @@ CLIENT_CORES = 0.9
 MACHINE_BUSY = 0.92
 
 _BUFFER = 1 << 20  # bytes of one answer that may wait for its reader before the socket is left unread
-_KEEP_ALIVE = 2.0  # s an idle connection is kept: below uvicorn's 5 s, so that no request meets a closing socket
 _LAG_EVERY = 0.02  # s
 # Each word is four bytes and, in the usual vocabularies, one token.
 _WORDS = (
@@ -196,7 +196,7 @@ class Replay:
                 zip(wall, self.trace.prompt_tokens, self.trace.output_tokens, strict=True)
             )
         ]
-        connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=_KEEP_ALIVE)
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE)
         session = aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=self._timeout),

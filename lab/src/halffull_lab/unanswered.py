@@ -1,6 +1,10 @@
-"""A server that does not answer, in the same words for every command."""
+"""A server that does not answer: in the same words for every command, and not by a client's own doing."""
 
 import os
+from typing import Final
+
+KEEP_ALIVE: Final = 2.0
+"""s that a client keeps an idle connection: below uvicorn's 5 s, so that no request meets a closing socket."""
 
 
 def unanswered(url: str, error: Exception) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from halffull_lab import cli
+from halffull_lab import cli, measured_engine
 from tests.lab.calibrate.emulated import emulated
 
 SEQUENCES = 8
@@ -64,6 +64,17 @@ def test_what_the_engine_does_not_tell(
         assert cli.main(engine.argv(tmp_path / "profile.toml", *options)) == 2
     error = capsys.readouterr().err
     assert reason in error
+    assert len(error.splitlines()) == 1
+
+
+def test_an_engine_of_one_sequence_needs_a_load_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured_engine, "_STUCK_SECONDS", 0.1)
+    with emulated("--profile=8b-a100", "--max-num-seqs=1") as engine:
+        assert cli.main(engine.argv(tmp_path / "profile.toml", "--max-tokens-per-batch=512")) == 2
+    error = capsys.readouterr().err
+    assert "its max_num_seqs is 1: without a load report" in error
     assert len(error.splitlines()) == 1
 
 
