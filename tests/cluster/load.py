@@ -73,12 +73,13 @@ class SteadyLoad:
         """Requests that were not, so far."""
         return [one for one in list(self.outcomes) if one.failure is not None]
 
-    def more(self, count: int = 20) -> None:
-        """Wait until as many more requests have been sent and all of these have ended: the state of now has served."""
+    def more(self, count: int = 20) -> list[Outcome]:
+        """Wait until as many more requests have been sent and have ended: the state of now has served them."""
         first = len(self.outcomes)
         self.wait_for(lambda: len(self.outcomes) >= first + count)
         checked = self.outcomes[first : first + count]
         self.wait_for(lambda: all(one.ended < float("inf") for one in checked))
+        return checked
 
     @staticmethod
     def wait_for(look: Callable[[], bool], *, within: float = 2 * _PATIENCE) -> None:

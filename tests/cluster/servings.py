@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -104,14 +104,29 @@ class Serving:
         found: list[Manifest] = self.cluster.get("pods", namespace=self.namespace, selector=selector)
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
-    def served(self) -> dict[str, str]:
-        """The address of the engine that each request went to, by request id, as the gateways that are there log it."""
+    def logged(self) -> dict[str, str]:
+        """The address of the engine that each request went to ("": to none), by request id.
+
+        As the gateways that are there have logged it by now: Envoy writes its log every ten seconds.
+        """
         found = {}
         for pod in self.gateways():
             for line in self.kubectl("logs", pod["metadata"]["name"], "--container", "envoy").splitlines():
-                if line.startswith("{") and (entry := json.loads(line)).get("served"):
-                    found[entry["request_id"]] = entry["served"].rpartition(":")[0]
+                if line.startswith("{"):
+                    entry = json.loads(line)
+                    found[entry["request_id"]] = (entry["served"] or "").rpartition(":")[0]
         return found
+
+    def served(self, names: Collection[str]) -> dict[str, str]:
+        """Of requests that have ended, the same, once all of them have been logged."""
+
+        def look() -> dict[str, str]:
+            found = self.logged()
+            lacking = set(names) - set(found)
+            assert not lacking, lacking
+            return {name: found[name] for name in names}
+
+        return wait_until("the gateways have logged the requests", look, within=SLOW)
 
     @property
     def url(self) -> str:

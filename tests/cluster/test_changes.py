@@ -36,8 +36,7 @@ def test_scaling_by_kubectl_scale(serving: Serving) -> None:
         for replicas in (4, 1, 2):
             serving.kubectl("scale", "llms", serving.name, f"--replicas={replicas}")
             serving.settled()
-            load.more()
-            used = {serving.served().get(one.request_id) for one in load.outcomes[-20:]} - {None}
+            used = set(serving.served([one.request_id for one in load.more()]).values())
             assert used <= ready_addresses(serving), "nobody is sent to an engine that has left"
             assert (len(used) > 1) == (replicas > 1)
     assert not load.failed(), load.failed()[:5]

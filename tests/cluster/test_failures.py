@@ -78,9 +78,9 @@ def test_an_engine_is_deleted_with_grace(serving: Serving) -> None:
         serving.settled()
         load.more()
     assert not load.failed(), load.failed()[:5]
-    served = serving.served()
+    served = serving.served([one.request_id for one in load.outcomes])
     address = gone["status"]["podIP"]
-    finished = [one for one in load.outcomes if one.under_way(deleted) and served.get(one.request_id) == address]
+    finished = [one for one in load.outcomes if one.under_way(deleted) and served[one.request_id] == address]
     assert finished, "it had streams under way"
 
 
@@ -95,11 +95,11 @@ def test_an_engine_is_deleted_without_grace(serving: Serving) -> None:
         serving.wait("it has gone", lambda: uid(gone) not in {uid(pod) for pod in serving.engines()})
         serving.settled()
         load.more()
-    served = serving.served()
+    served = serving.served([one.request_id for one in load.outcomes])
     failed = load.failed()
     assert failed, "it had streams under way, which ended with it"
-    others = [one for one in failed if served.get(one.request_id) != address]
-    assert not others, (address, [(one, served.get(one.request_id)) for one in others[:5]])
+    others = [one for one in failed if served[one.request_id] != address]
+    assert not others, (address, [(one, served[one.request_id]) for one in others[:5]])
     late = [one for one in failed if one.sent > before + 10]
     assert not late, "what is sent after it is known goes elsewhere"
 

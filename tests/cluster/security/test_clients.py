@@ -10,7 +10,6 @@ import pytest
 from tests.cluster.node import SLOW, Cluster
 from tests.cluster.security.client import PORT, Client
 from tests.cluster.servings import EMULATED, Serving
-from tests.operator.kube import wait_until
 
 ADDRESS_HEADERS = (
     "x-gateway-destination-endpoint",
@@ -108,16 +107,6 @@ def complete(serving: Serving, *headers: str, target: str = "/v1/completions") -
     return say(serving, target, method="POST", headers=lines, body=body)[0], name
 
 
-def served(serving: Serving, names: list[str]) -> list[str]:
-    """Addresses of the engines that each request went to. Envoy writes its log every few seconds."""
-
-    def look() -> list[str] | None:
-        found = serving.served()
-        return [found[name] for name in names] if set(names) <= set(found) else None
-
-    return wait_until("the gateways have logged them", look, within=SLOW)
-
-
 @pytest.fixture(scope="module")
 def trap(cluster: Cluster, secure: Serving, stranger: Client) -> Client:
     """Where a client would like to be sent to: it listens at the engines' port, in the serving's namespace."""
@@ -135,7 +124,7 @@ def test_no_header_and_no_form_of_the_url_leads_to_an_address_of_the_client_s(se
     answers["several"] = complete(secure, *(f"x-gateway-destination-endpoint: {place}" for _ in range(3)))
     assert {what: status for what, (status, _) in answers.items()} == dict.fromkeys(answers, 200)
     engines = {pod["status"]["podIP"] for pod in secure.engines()}
-    assert set(served(secure, [name for _, name in answers.values()])) <= engines
+    assert set(secure.served([name for _, name in answers.values()]).values()) <= engines
     for method, target, headers in (
         ("CONNECT", place, ()),
         ("CONNECT", f"http://{place}", ()),
@@ -161,7 +150,7 @@ def test_no_header_chooses_among_the_engines(secure: Serving) -> None:
         status, name = complete(secure, *headers)
         assert status == 200
         names.append(name)
-    assert other in served(secure, names)
+    assert other in secure.served(names).values()
 
 
 def test_no_client_sets_timeouts_or_retries(secure: Serving) -> None:

@@ -67,7 +67,7 @@ def test_only_the_gateway_reaches_engines(guarded: Serving, stranger: Client, ne
     assert uid(stays) in {uid(pod) for pod in pods}
     assert [pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods] == [0, 0]
     addresses = {pod["status"]["podIP"] for pod in pods}
-    guarded.wait("both have served, by the gateways' logs", lambda: addresses <= set(guarded.served().values()))
+    guarded.wait("both have served, by the gateways' logs", lambda: addresses <= set(guarded.logged().values()))
     assert set(stranger.ask(*engines(guarded))) == {SILENCE}, "the new one is no more open"
 
 
