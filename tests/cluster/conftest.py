@@ -8,7 +8,8 @@ Fixtures for tests here:
 - `vllm` (session): the same, and vLLM's image is loaded too (6 GB: only where vLLM itself is wanted).
 - `namespace` (function): a namespace of the test's own; `namespaces` (session): the function that makes more of them,
   with labels, as in `namespaces("secure", {"pod-security.kubernetes.io/enforce": "restricted"})`.
-- `serving` (module): two emulated engines and two gateways, settled, for tests that leave it as it was.
+- `serving` (module): two emulated engines and two gateways, settled, for tests that leave it as it was. No other bears
+  its name, which selects its pods in all namespaces.
 
 `Serving.apply(cluster, namespace, emulated())` makes another; `with serving.load() as load:` sends requests to it.
 
@@ -38,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
             if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(900))
+                item.add_marker(pytest.mark.timeout(900, func_only=True))
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +86,8 @@ def namespace(cluster: Cluster, namespaces: MakeNamespace) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def serving(cluster: Cluster, namespaces: MakeNamespace) -> Iterator[Serving]:
-    made = Serving.apply(cluster, namespaces(), emulated())
+    namespace = namespaces()
+    made = Serving.apply(cluster, namespace, emulated(name=f"in-{namespace}"))
     made.settled()
     yield made
     cluster.kubectl("delete", "namespace", made.namespace, "--wait=false")

@@ -12,13 +12,15 @@ from tests.cluster.images import VERSION
 from tests.cluster.load import SteadyLoad
 from tests.cluster.node import SLOW, Cluster
 from tests.operator.kube import wait_until
-from tests.operator.servings import says
+from tests.operator.servings import is_ready, says
 
 Manifest = dict[str, Any]
 EMULATED: Final = "emulated"
 
 
-def emulated(*, replicas: int = 2, gateways: int = 2, drain: str = "60s", **spec: Any) -> Manifest:
+def emulated(
+    *, name: str = EMULATED, replicas: int = 2, gateways: int = 2, drain: str = "60s", **spec: Any
+) -> Manifest:
     """An LLMServing of emulated engines; `spec` replaces whole fields of its spec.
 
     A request of 40 tokens takes about a second. `spec.scheduler` and `spec.routing` act as with vLLM.
@@ -26,7 +28,7 @@ def emulated(*, replicas: int = 2, gateways: int = 2, drain: str = "60s", **spec
     return {
         "apiVersion": labels.API_VERSION,
         "kind": labels.KIND,
-        "metadata": {"name": EMULATED},
+        "metadata": {"name": name},
         "spec": {
             "model": {"uri": f"hf://halffull/{EMULATED}", "servedNames": [EMULATED]},
             "replicas": replicas,
@@ -72,7 +74,7 @@ class Serving:
         self.kubectl("patch", "llms", self.name, "--type", "merge", "--patch", json.dumps({"spec": spec}))
 
     def settled(self, *, within: float = SLOW) -> Manifest:
-        """Wait until it is all that its newest spec asks, and no pod of it is leaving; its body."""
+        """Wait until it is all that its newest spec asks, each pod of it is ready, and none is leaving; its body."""
 
         def look() -> Manifest:
             body = self.body()
@@ -80,9 +82,10 @@ class Serving:
             status = body["status"]
             replicas = body["spec"]["replicas"]
             assert (status["readyReplicas"], status["updatedReplicas"]) == (replicas, replicas), status
-            names = [pod["metadata"]["name"] for pod in self.engines() + self.gateways()]
+            # Ready is said with one gateway of two, and an operator may not have seen yet what has just happened.
+            pods = {pod["metadata"]["name"]: is_ready(pod) for pod in self.engines() + self.gateways()}
             wanted = replicas + body["spec"]["gateway"]["managed"]["replicas"]
-            assert len(names) == wanted, f"{wanted} pods are wanted: {names}"
+            assert list(pods.values()) == [True] * wanted, f"{wanted} ready pods are wanted: {pods}"
             return body
 
         return wait_until(f"{self.namespace}/{self.name} is settled", look, within=within)
@@ -99,10 +102,19 @@ class Serving:
         """Pods of its gateway; those that are leaving too."""
         return self._pods(labels.GATEWAY)
 
+    def generations(self) -> dict[str, int]:
+        """Of what makes its pods, by name: a generation more is a change of what is wanted."""
+        found = self._children("statefulsets,deployments")
+        return {one["metadata"]["name"]: one["metadata"]["generation"] for one in found}
+
     def _pods(self, component: str) -> list[Manifest]:
-        selector = f"{labels.SERVING}={self.name},{labels.COMPONENT}={component}"
-        found: list[Manifest] = self.cluster.get("pods", namespace=self.namespace, selector=selector)
+        found = self._children("pods", f",{labels.COMPONENT}={component}")
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def _children(self, kinds: str, more: str = "") -> list[Manifest]:
+        selector = f"{labels.SERVING}={self.name}{more}"
+        found: list[Manifest] = self.cluster.get(kinds, namespace=self.namespace, selector=selector)
+        return found
 
     def logged(self) -> dict[str, str]:
         """The address of the engine that each request went to ("": to none), by request id.

@@ -6,13 +6,17 @@ import signal
 import time
 from datetime import UTC, datetime
 from functools import partial
+from typing import Final
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from halffull_operator.children.gateway_picker import SERVED_AFTER
 from tests.cluster.node import RELEASE, SYSTEM, Cluster, CommandError
 from tests.cluster.servings import Manifest, Serving, processes, uid
 from tests.operator.servings import is_ready
+
+OPERATOR: Final = f"app.kubernetes.io/instance={RELEASE}"
 
 
 def test_all_pickers_are_killed_at_once(serving: Serving) -> None:
@@ -57,14 +61,16 @@ def test_a_gateway_pod_is_deleted(serving: Serving) -> None:
 
 
 def test_the_operator_is_deleted(cluster: Cluster, serving: Serving) -> None:
-    pods = {uid(pod) for pod in serving.engines() + serving.gateways()}
+    before = serving.generations()
+    assert len(before) == 2
     with serving.load() as load:
-        cluster.kubectl("delete", "pod", "--selector", f"app.kubernetes.io/instance={RELEASE}", namespace=SYSTEM)
+        cluster.kubectl("delete", "pod", "--selector", OPERATOR, namespace=SYSTEM)
         cluster.rolled_out(f"deployment/{RELEASE}", namespace=SYSTEM)
-        serving.settled()
+        servings = len(cluster.get("llmservings --all-namespaces", namespace=SYSTEM))
+        serving.wait("it has looked at each", lambda: _reconciles(cluster) >= servings)
         load.more()
     assert not load.failed(), load.failed()[:5]
-    assert {uid(pod) for pod in serving.engines() + serving.gateways()} == pods, "a new operator changes nothing"
+    assert serving.generations() == before, "a new operator changes nothing"
 
 
 def test_an_engine_is_deleted_with_grace(serving: Serving) -> None:
@@ -141,6 +147,15 @@ def _lived(pod: Manifest) -> float:
 def _status(pod: Manifest, container: str) -> Manifest:
     statuses = (*pod["status"]["initContainerStatuses"], *pod["status"]["containerStatuses"])
     return next(one for one in statuses if one["name"] == container)
+
+
+def _reconciles(cluster: Cluster) -> float:
+    """How often the operator that runs has looked at an LLMServing."""
+    (pod,) = cluster.get("pods", namespace=SYSTEM, selector=OPERATOR)
+    path = f"/api/v1/namespaces/{SYSTEM}/pods/{pod['metadata']['name']}:8080/proxy/metrics"
+    families = text_string_to_metric_families(cluster.kubectl("get", "--raw", path))
+    samples = [sample for family in families for sample in family.samples]
+    return sum(sample.value for sample in samples if sample.name == "halffull_operator_reconciles_total")
 
 
 def _running(serving: Serving, pod: Manifest) -> int:

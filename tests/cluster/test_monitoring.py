@@ -196,13 +196,16 @@ def picker_stands_still(serving: Serving) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pickers_are_starved(serving: Serving) -> Iterator[None]:
-    """Every picker runs for a tenth of the time: most requests wait the 100 ms that Envoy gives it, and take P2C."""
+    """Every picker runs for a fifth of the time: most requests wait the 100 ms that Envoy gives it, and take P2C.
+
+    No stop is as long as the second after which an engine's report is stale.
+    """
     stopped = [process for pod in serving.gateways() for process in processes(pod, program="python")]
     ended = threading.Event()
 
     def starve() -> None:
         while not ended.is_set():
-            for number, seconds in ((signal.SIGSTOP, 0.9), (signal.SIGCONT, 0.1)):
+            for number, seconds in ((signal.SIGSTOP, 0.4), (signal.SIGCONT, 0.1)):
                 for process in stopped:
                     os.kill(process, number)
                 ended.wait(seconds)
