@@ -166,7 +166,7 @@ class Stack:
             await self._picker_ready()
             await self.envoy.ready(url=f"{self.admin}/ready", within=60)
             if self.engines:
-                await self.envoy.ready(url=f"{self.gateway}/health", within=30)
+                await self.envoy.ready(url=f"{self.gateway}/health", within=60)
         except BaseException:
             await self.close()
             raise
@@ -204,7 +204,7 @@ class Stack:
         if wait:
             await self._picker_ready()
 
-    async def set_policy(self, policy: str, *, within: float = 10.0) -> None:
+    async def set_policy(self, policy: str, *, within: float = 60.0) -> None:
         """Edit picker.yaml, and wait until the picker has taken the policy and Envoy the route.
 
         Raises:
@@ -319,15 +319,15 @@ class Stack:
 
     async def _engine_ready(self, engine: Engine) -> None:
         await engine.child.ready(url=f"{engine.url}/health", within=60)
-        await engine.child.ready(url=engine.load_url, within=10)
+        await engine.child.ready(url=engine.load_url, within=60)
 
     async def _picker_ready(self) -> None:
         await self.picker.ready(url=f"{self.metrics}/status.json", within=60)
 
 
-async def get_text(url: str, *, api_key: str | None = None, **query: str) -> str:
-    """GET within 5 s; an error for anything but 200."""
-    timeout = aiohttp.ClientTimeout(total=5)
+async def get_text(url: str, *, api_key: str | None = None, within: float = 60.0, **query: str) -> str:
+    """GET within `within` seconds, many on a busy machine; an error for anything but 200."""
+    timeout = aiohttp.ClientTimeout(total=within)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     async with (
         aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
@@ -337,9 +337,9 @@ async def get_text(url: str, *, api_key: str | None = None, **query: str) -> str
         return await response.text()
 
 
-async def get_json(url: str, *, api_key: str | None = None) -> dict[str, Any]:
-    """GET a JSON object within 5 s; an error for anything but 200."""
-    parsed = json.loads(await get_text(url, api_key=api_key))
+async def get_json(url: str, *, api_key: str | None = None, within: float = 60.0) -> dict[str, Any]:
+    """GET a JSON object as `get_text` does."""
+    parsed = json.loads(await get_text(url, api_key=api_key, within=within))
     if not isinstance(parsed, dict):
         raise TypeError(f"{url} answered no JSON object")
     return parsed
@@ -360,7 +360,7 @@ async def first_model(url: str, *, api_key: str | None) -> str:
         ModelError: it lists none, or does not answer.
     """
     try:
-        models = await get_json(f"{url.rstrip('/').removesuffix('/v1')}/v1/models", api_key=api_key)
+        models = await get_json(f"{url.rstrip('/').removesuffix('/v1')}/v1/models", api_key=api_key, within=5)
         return str(models["data"][0]["id"])
     except (aiohttp.ClientConnectionError, OSError) as error:
         raise ModelError(unanswered(url, error)) from error

@@ -12,7 +12,7 @@ from halffull_extproc.poll import PollConfig, Poller
 from halffull_extproc.pool import Source
 from halffull_extproc.stock_metrics import StockSample
 
-LATE = re.compile(r": no (answer|connection) for 0\.\d s$")
+LATE = re.compile(r": no (answer|connection) for \d\.\d s$")
 REPORTS = PollConfig(source=Source.REPORT, interval=0.02)
 METRICS = PollConfig(source=Source.METRICS, interval=0.02)
 

@@ -55,7 +55,7 @@ async def test_the_first_text_is_waited_for() -> None:
 async def test_a_text_that_does_not_come_is_an_error_that_says_why() -> None:
     async with kube_api() as (_, api):
         with pytest.raises(KubeError, match="ConfigMap ns/picker does not exist"):
-            await first_text(api, namespace="ns", name="picker", within=0.3)
+            await first_text(api, namespace="ns", name="picker", within=3)
 
 
 def test_a_key_of_another_type_is_no_text() -> None:

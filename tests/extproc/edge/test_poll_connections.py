@@ -80,7 +80,7 @@ async def test_the_retry_after_a_reset_is_at_once() -> None:
     config = PollConfig(source=Source.REPORT, interval=1.0)
     async with engine(answer) as (_, port), polling(at(port), config=config) as (_, pool):
         await until(lambda: len(pool.reports) >= 2)
-        assert pool.reports[1][3] - pool.reports[0][3] < 1.6  # not one interval later
+        assert pool.reports[1][3] - pool.reports[0][3] < 1.9  # not one interval later, which is at 2
         assert pool.broken == []
 
 

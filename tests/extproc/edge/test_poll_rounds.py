@@ -88,10 +88,11 @@ async def test_constant_updates_make_polls_neither_rarer_nor_more_frequent() -> 
         config = PollConfig(source=Source.REPORT, interval=0.1)
         async with polling(*endpoints, config=config) as (poller, pool):
             began = time.monotonic()
-            while time.monotonic() - began < 1.0:
+            while len(pool.reports) < 20 and time.monotonic() - began < 5:
                 poller.update(endpoints)
                 await asyncio.sleep(0.003)
-            assert 8 <= len(pool.reports) <= 24
+            # Ten rounds and so nine intervals, and more where the machine stands still.
+            assert 0.8 < time.monotonic() - began < 5
 
 
 async def test_stopping_twice_and_stopping_before_the_start_are_harmless() -> None:

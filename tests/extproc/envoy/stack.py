@@ -28,7 +28,7 @@ from halffull_extproc.tls import SelfSigned, TlsFiles
 from halffull_extproc.xds.ads import AdsServer
 from halffull_extproc.xds.bootstrap import bootstrap
 from halffull_extproc.xds.gateway_config import GatewayConfig
-from tests.ports import free_port
+from tests.ports import free_ports
 
 if TYPE_CHECKING:
     from halffull_extproc.xds.access_log import AccessLogEntry
@@ -378,7 +378,8 @@ async def start_envoy(
     folder: Path, picker: Picker | str, *, tls: TlsFiles | SelfSigned | None = None
 ) -> tuple[Envoy, int]:
     """Start Envoy on our own bootstrap; return it and the port of its readiness listener."""
-    admin_port, ready_port = free_port(), free_port()
+    admin_port = free_ports(2)
+    ready_port = admin_port + 1
     listen = picker if isinstance(picker, str) else picker.listen
     config = bootstrap(picker=listen, tls=tls, admin_port=admin_port, ready=f"127.0.0.1:{ready_port}")
     return await Envoy.start(config, folder=folder, admin_port=admin_port), ready_port

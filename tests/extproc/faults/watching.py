@@ -19,13 +19,20 @@ T = TypeVar("T")
 async def eventually(
     condition: Callable[[], Awaitable[T | None]], *, within: float = 20.0, what: str = "the condition"
 ) -> T:
-    """Poll `condition` until it is true, and return what it returned; fail with `what` after `within` seconds."""
+    """Poll `condition` until it is true, and return what it returned; fail with `what` after `within` seconds.
+
+    Who does not answer, on a busy machine or while it starts, is asked again.
+    """
     deadline = time.monotonic() + within
+    last: object
     while True:
-        value = await condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"{what}: not within {within} s, last {value!r}"
+        try:
+            last = value = await condition()
+            if value:
+                return value
+        except (TimeoutError, aiohttp.ClientError) as error:
+            last = error
+        assert time.monotonic() < deadline, f"{what}: not within {within} s, last {last!r}"
         await asyncio.sleep(0.05)
 
 

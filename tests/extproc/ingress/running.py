@@ -241,7 +241,8 @@ async def running(
     async with contextlib.AsyncExitStack() as things:
         await things.enter_async_context(a.serving(port=ports.engine_a, report_port=ports.report_a))
         await things.enter_async_context(b.serving(port=ports.engine_b, report_port=ports.report_b))
-        client = await things.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)))
+        # Longer than DEADLINE: an answer may be held for as long as a wait takes.
+        client = await things.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=100)))
         stack = Stack(ports=ports, client=client, engines={"a": a, "b": b})
         if picker:
             await things.enter_async_context(stack.started_picker(folder))

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from halffull_lab.stack import Stack, get_text
+from tests.extproc.scale.client import Client
 from tests.extproc.scale.upstream import Upstream
 
 EXT_PROC = "http.ingress.ext_proc."
@@ -34,6 +35,25 @@ async def ext_proc(stack: Stack) -> dict[str, int]:
     """Envoy's counters of the ext_proc filter, names without their prefix."""
     stats = await stack.envoy_stats(rf"^{EXT_PROC}".replace(".", r"\."))
     return {name.removeprefix(EXT_PROC): value for name, value in stats.items()}
+
+
+async def picked(stack: Stack, request: bytes) -> Client:
+    """Send a request on a connection of its own, again while the picker misses Envoy's 100 ms and it passes unpicked.
+
+    Nobody else may ask meanwhile. The answer may have begun or not.
+    """
+    async with asyncio.timeout(60):
+        while True:
+            before = await ext_proc(stack)
+            client = await Client.connect(stack.gateway)
+            client.send(request)
+            after = before
+            while all(after[name] == before[name] for name in ("stream_msgs_received", "message_timeouts")):
+                await asyncio.sleep(0.02)
+                after = await ext_proc(stack)
+            if after["message_timeouts"] == before["message_timeouts"]:
+                return client
+            client.abort()
 
 
 async def ok(stack: Stack) -> bool:

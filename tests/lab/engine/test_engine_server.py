@@ -90,10 +90,12 @@ async def read_stream(response: aiohttp.ClientResponse) -> list[Any]:
 
 @pytest.mark.parametrize(("interval", "sizes"), [(1, [1] * 10), (4, [1, 4, 4, 1]), (16, [1, 9])])
 async def test_a_stream_gives_its_headers_at_once_and_every_token(interval: int, sizes: list[int]) -> None:
-    async with serving(speed=5.0, stream_interval=interval) as engine:
+    async with serving(stream_interval=interval) as engine:
         fields = body(4_000, 10, stream=True, stream_options={"include_usage": True})
-        async with engine.session.post(f"{engine.url}/v1/completions", json=fields) as response:
-            assert engine.app.engine.snapshot.first_tokens == 0  # four steps are still to come
+        await engine.fault(kind="wedge")  # the headers must not wait for a step
+        async with asyncio.timeout(30), engine.session.post(f"{engine.url}/v1/completions", json=fields) as response:
+            assert engine.app.engine.snapshot.steps == 0
+            await engine.fault(kind="none")
             events = await read_stream(response)
         assert events.pop() == "[DONE]"
         usage = events.pop()
@@ -217,6 +219,7 @@ async def test_faults_come_and_go() -> None:
             assert (mean * 20 > 0.05) == (kind == "slow")
             await engine.fault(kind="none")
 
+        await engine.fault(kind="slow", factor=50)  # 15 s until it is over: a test held up finds it running
         request = asyncio.create_task(engine.post(body(100, 300)))
         await engine.eventually(lambda report: report["running"] == 1)
         await engine.fault(kind="wedge")

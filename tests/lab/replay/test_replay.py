@@ -174,7 +174,8 @@ async def test_every_kind_of_failure_is_told_apart() -> None:
         return response
 
     async with serving(handler) as url:
-        run = await replay(url, trace(list(range(1, 9)), gap=0), timeout=0.7)
+        run = await replay(url, trace(list(range(1, 8)), gap=0))
+        stuck = await replay(url, trace([8]), timeout=0.7)  # by itself: the others may take longer on a busy machine
     assert kinds(run) == [
         Failure.EMPTY,
         Failure.NO_FINISH_REASON,
@@ -183,10 +184,11 @@ async def test_every_kind_of_failure_is_told_apart() -> None:
         Failure.ERROR_EVENT,
         Failure.EMPTY,
         Failure.RESET,
-        Failure.TIMEOUT,
     ]
-    assert np.isinf(outcomes(run).tgt).all()
-    assert np.isinf(outcomes(run).ttft).all()  # of a cut stream too, though its first token came
+    assert kinds(stuck) == [Failure.TIMEOUT]
+    for each in (run, stuck):
+        assert np.isinf(outcomes(each).tgt).all()
+        assert np.isinf(outcomes(each).ttft).all()  # of a cut stream too, though its first token came
 
 
 async def test_nobody_listening_is_a_failure_of_each_request() -> None:
@@ -241,7 +243,8 @@ async def test_400_streams_of_10_s_show_the_server_and_not_the_client(
     ttft = outcomes(run).ttft
     assert ttft.min() >= 0.05
     # On a machine that is too busy it must say so instead. All 400 at once: see test_arrivals_wait_for_nobody, too.
-    assert np.percentile(ttft, 99) < 0.1 or bottlenecks(run.client)
+    # No further into the tail: a server that stands still for 70 ms, which no client can know, is 4% of the arrivals.
+    assert np.percentile(ttft, 90) < 0.1 or bottlenecks(run.client)
 
 
 async def wait_until_listening(port: Port) -> None:
