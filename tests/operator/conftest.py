@@ -12,11 +12,13 @@ from halffull_operator import crd, kinds
 from halffull_operator.kinds import Manifest
 from tests.operator.chart.render import NAMESPACE as SYSTEM
 from tests.operator.chart.render import template
+from tests.operator.chart.rights import granted, told, used
 from tests.operator.kube import AUDIT_POLICY, Api, ControlPlane, control_plane, wait_until
 from tests.operator.process import OperatorProcess
 from tests.operator.proxy import ApiProxy
 
 ACCOUNT = "halffull-operator"
+USER = f"system:serviceaccount:{SYSTEM}:{ACCOUNT}"
 RIGHTS = frozenset({"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"})
 _NUMBERS = itertools.count(1)
 
@@ -25,7 +27,6 @@ StartOperator = Callable[..., OperatorProcess]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever uses the control plane is marked `operator`: `make test` leaves it to `make test-operator`."""
-    items.sort(key=lambda item: item.get_closest_marker("last") is not None)  # stable: else the order stays
     for item in items:
         if "plane" in getattr(item, "fixturenames", ()):
             item.add_marker("operator")
@@ -35,9 +36,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """etcd, kube-apiserver, controller-manager, scheduler and kwok, with the CRD and the operator's account in them."""
+    """etcd, kube-apiserver, controller-manager, scheduler and kwok, with the CRD and the operator's account in them.
+
+    At the end its audit log is judged: whatever the tests made operators do, they asked for what the chart grants only.
+    """
     with prepared_plane(tmp_path_factory.mktemp("cluster")) as plane:
         yield plane
+        calls = [call for call in plane.calls() if call.user == USER]
+        refused = {(call.verb, call.resource, call.namespace, call.name) for call in calls if not call.allowed}
+        assert not refused, f"asked for, and not granted: {sorted(refused)}"
+        assert told(used(calls) - granted()) == []
 
 
 @contextmanager

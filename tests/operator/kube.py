@@ -33,17 +33,21 @@ T = TypeVar("T")
 
 
 def wait_until(what: str, look: Callable[[], T | bool | None], *, within: float = 30.0) -> T:
-    """Look until there is something to see; what is seen. An assertion of `look` that fails is looked at again."""
+    """Look until there is something to see; what is seen.
+
+    A look that fails is had again: what it asserts may not be so yet, what it looks up may not be there, and the API
+    server may be ill for a moment, or not know of a right that was just granted.
+    """
     end = time.monotonic() + within
     while True:
-        last: object = None
+        last: Exception | None = None
         try:
             if found := look():
                 return found  # type: ignore[return-value]  # not a bool, unless the caller wants one
-        except AssertionError as error:
+        except (AssertionError, LookupError, OSError, http.client.HTTPException, Refused) as error:
             last = error
         if time.monotonic() > end:
-            raise AssertionError(f"not within {within:.0f} s: {what}" + (f": {last}" if last else ""))
+            raise AssertionError(f"not within {within:.0f} s: {what}" + (f": {last}" if last else "")) from last
         time.sleep(0.1)
 
 

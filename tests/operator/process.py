@@ -83,7 +83,7 @@ class OperatorProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.is_alive()
 
-    def wait_ready(self, *, within: float = 60.0) -> None:
+    def wait_ready(self, *, within: float = 180.0) -> None:
         def look() -> bool:
             assert self.running(), f"the operator has ended:\n{self.tail()}"
             return self.http("/readyz")[0] == 200

@@ -119,7 +119,9 @@ def reinstalled(release: Release, older: Path, team: Team, nothing_changed: Noth
     nothing_changed()
     release.helm("uninstall", "--ignore-not-found")
     release.install(CHART, "--set=fullnameOverride=other")
-    with release.operator():
+    with release.operator() as operator:
+        # What both say was said by the operator before this one.
+        wait_until("it has looked", lambda: operator.metric("halffull_operator_reconciles_total") >= len(BOTH))
         team.says(Applied="True", UpdateAvailable="False")
         nothing_changed()
         admin.merge(kinds.SERVING, "small", {"spec": {"engine": {"args": ["--seed=1"]}}}, TEAM)

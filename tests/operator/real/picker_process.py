@@ -13,7 +13,7 @@ from pathlib import Path
 from halffull_operator.kinds import Manifest
 from tests.operator.kube import ControlPlane
 from tests.operator.real import picker_here
-from tests.ports import free_port
+from tests.ports import free_ports
 
 
 class PickerProcess:
@@ -53,11 +53,11 @@ class PickerProcess:
 def picker(plane: ControlPlane, folder: Path, *, namespace: str, name: str) -> Iterator[PickerProcess]:
     """The picker of one LLMServing, as its pod runs it; killed at the end unless it was stopped."""
     kubeconfig = plane.kubeconfig_as(account=f"{name}-gateway", namespace=namespace, folder=folder)
-    status, log = free_port(), folder / f"picker-{name}.log"
+    status, log = free_ports(3), folder / f"picker-{name}.log"
     addresses = {
         "unix:/run/halffull/picker.sock": f"unix:{folder}/{name}.sock",
-        "[::]:9002": f"127.0.0.1:{free_port()}",
-        "[::]:9003": f"127.0.0.1:{free_port()}",
+        "[::]:9002": f"127.0.0.1:{status + 1}",
+        "[::]:9003": f"127.0.0.1:{status + 2}",
         "[::]:9090": f"127.0.0.1:{status}",
     }
     environment = {

@@ -3,6 +3,7 @@
 import http.client
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +24,16 @@ ENGINE: Manifest = {"gpuResource": "none", "resources": {"requests": {"cpu": "10
 
 def tried(admin: Api, body: Manifest) -> str:
     """What `kubectl apply --dry-run=server` would be told; "" if the API server would take it."""
-    try:
-        admin.call("POST", f"{path_of(body, name=False)}?dryRun=All&fieldValidation=Strict", body)
-    except Refused as error:
-        return error.message if error.status in (400, 422) else f"not our words: {error}"
-    return ""
+    while True:
+        try:
+            admin.call("POST", f"{path_of(body, name=False)}?dryRun=All&fieldValidation=Strict", body)
+        except TimeoutError:
+            continue  # a busy machine's, as is a 504
+        except Refused as error:
+            if error.status == 504:
+                continue
+            return error.message if error.status in (400, 422) else f"not our words: {error}"
+        return ""
 
 
 def test_what_breaks_the_schema_is_refused_and_named(admin: Api, namespace: str) -> None:
@@ -162,16 +168,27 @@ def test_what_the_schema_cannot_see_is_named_in_a_condition(
     wait_until("after", applied(admin, namespace, "after", "True"), within=60)
     assert shared_operator.pid == pid
     assert shared_operator.running()
-    wait_settled(lambda: shared_operator.metric("halffull_operator_reconciles_total"), for_seconds=5, within=120)
+    settle(shared_operator)
     since = plane.audit_position()
     time.sleep(20)  # the claim is about a while of rest
+    settle(shared_operator)
     calls = [
-        f"{call.verb} {call.resource} {call.name}"
+        call
         for call in plane.calls(since=since)
         if call.namespace == namespace and "halffull-operator" in call.user and call.verb != "watch"
     ]
+    # Whose text tells of another minute by now is tried once more, too.
+    told = Counter(call.name for call in calls if call.resource == "llmservings/status")
+    assert max(told.values(), default=0) <= 1, told
+    others = [
+        f"{call.verb} {call.resource} {call.name}" for call in calls if call.name.removesuffix("-engine") not in told
+    ]
     servings = 2 + len(FINE) + len(NAMED)
-    assert len(calls) <= servings * 20 / 60, calls
+    assert len(others) <= servings * 20 / 60, others
+
+
+def settle(operator: OperatorProcess) -> None:
+    wait_settled(lambda: operator.metric("halffull_operator_reconciles_total"), for_seconds=5, within=120)
 
 
 def applied(admin: Api, namespace: str, name: str, status: str, words: str = "") -> Callable[[], bool]:

@@ -13,6 +13,7 @@ import pytest
 
 from halffull_operator import kinds
 from halffull_operator.kinds import Manifest
+from halffull_operator.plan import FULL
 from halffull_operator.rolling import BECAUSE
 from halffull_operator.shape import shape_of
 from halffull_operator.spec import LLMServingSpec
@@ -24,6 +25,7 @@ from tests.operator.real.fields_model import FIXED, GROWS, PROFILES, REFUSED
 from tests.operator.real.fields_process import done, own_operator
 from tests.operator.servings import condition
 
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the others' world too
 EDITS = {**fields_model.EDITS, **fields_engine.EDITS, **fields_gateway.EDITS}
 _NAMESPACE = "every-field"
 _VOLUMES = {GROWS: 2, FIXED: 1}
@@ -154,7 +156,7 @@ def test_what_the_api_server_refuses_says_what_to_write(
 def test_each_child_is_written_once_when_made_and_once_for_the_edit(world: World) -> None:
     why: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for line in done(world.operator):
-        if line["why"] != _ROLL_IS_OVER:
+        if line["why"] not in {_ROLL_IS_OVER, FULL}:  # the second full pass may come after six minutes
             why[line["name"], line["kind"], line["child"]].append(line["why"])
     # A StatefulSet that is created anew is written by the pass that follows, too.
     most = {name: 3 if edit.recreated else 2 for name, edit in EDITS.items()}

@@ -122,8 +122,11 @@ def test_a_roll_that_halts_says_what_to_revert_and_the_revert_heals(admin: Api, 
     assert "Unschedulable" in condition(body, "EnginesReady")["reason"]
     assert "undo the last change of the LLMServing (nodeSelector" in told["message"]
     assert "2 of 3 engines still serve with what was before" in told["message"]
-    events = [event for event in admin.list(kinds.EVENT, HALTED) if event["reason"] == "ProgressDeadlineExceeded"]
-    assert [event["type"] for event in events] == ["Warning"]
+
+    def halts() -> list[str]:
+        return [one["type"] for one in admin.list(kinds.EVENT, HALTED) if one["reason"] == "ProgressDeadlineExceeded"]
+
+    assert wait_until("the Event, which is written after the status", halts) == ["Warning"]
 
     admin.merge(kinds.SERVING, "llama", {"spec": {"engine": {"nodeSelector": None}}}, HALTED)
     wait_ready(admin, HALTED, "llama")

@@ -3,13 +3,12 @@
 import pytest
 
 from halffull_operator import kinds
-from tests.operator.conftest import ACCOUNT, SYSTEM, StartOperator
+from tests.operator.conftest import USER, StartOperator
 from tests.operator.kube import Api, ControlPlane, wait_until
 from tests.operator.process import wait_settled
 from tests.operator.servings import ALWAYS, children, serving, versions, wait_ready
 
 SERVINGS = 20
-USER = f"system:serviceaccount:{SYSTEM}:{ACCOUNT}"
 KINDS = {kind.plural for kind in kinds.CHILDREN if kind.kind in ALWAYS}
 
 
