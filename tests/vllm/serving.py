@@ -55,6 +55,9 @@ ARGUMENTS = (
     f"--served-model-name={MODEL}",
     "--host=127.0.0.1",
 )
+# Of so many layers a step takes 10 ms. With steps of 1 ms what shall occupy the engine is over before a busy machine's
+# client has looked.
+LONG_STEPS = '--hf-overrides={"num_hidden_layers": 24}'
 
 
 @dataclass(frozen=True)
@@ -218,11 +221,9 @@ class Server:
     def __init__(self, setup: Setup, launcher: Launcher, folder: Path) -> None:
         """Start it; see `wait`."""
         self.setup = setup
-        port = free_ports(1)
-        self.url = f"http://127.0.0.1:{port}"
         reports = setup.ranks if setup.report and setup.scheduler is not None else 0
-        first = free_ports(reports) if reports else 0
-        self.load_ports = list(range(first, first + reports))
+        port, *self.load_ports = range(first := free_ports(1 + reports), first + 1 + reports)
+        self.url = f"http://127.0.0.1:{port}"
         self._log = folder / "server.log"
         self._launcher = launcher
         self.started_in = 0.0
@@ -234,7 +235,7 @@ class Server:
             adapters = [f"{name}={tiny_model.lora(folder / name)}" for name in setup.loras]
             argv += ["--enable-lora", "--lora-modules", *adapters]
         if setup.scheduler is not None:
-            settings = {**json.loads(setup.larry), "load_port": first or None}
+            settings = {**json.loads(setup.larry), "load_port": min(self.load_ports, default=None)}
             argv += [f"--scheduler-cls={setup.scheduler}", f"--additional-config={json.dumps({'larry': settings})}"]
         temporary = folder / "tmp"
         temporary.mkdir()

@@ -16,11 +16,10 @@ from .serving import Server
 
 HALFFULL = Path(__file__).parents[2] / ".venv" / "bin" / "halffull"
 MAX_NUM_SEQS = 16
-# Of so many layers a step takes 10 ms. With steps of 1 ms a stream is over before a busy machine's client has looked.
 SERVER = serving.larry(
     "--max-num-batched-tokens=512",
     f"--max-num-seqs={MAX_NUM_SEQS}",
-    '--hf-overrides={"num_hidden_layers": 24}',
+    serving.LONG_STEPS,
     name="LARRY",
 )
 

@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from .serving import START_WITHIN
+
+pytestmark = pytest.mark.timeout(START_WITHIN + 100)
+
 REPOSITORY = Path(__file__).parents[2]
 IMAGES = REPOSITORY / "images"
 
@@ -122,7 +126,7 @@ def seen(image: InitContainer, tmp_path_factory: pytest.TempPathFactory) -> Seen
         input=json.dumps(calls),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=START_WITHIN,  # most of which is the import
         check=False,
     )
     assert done.returncode == 0, done.stderr

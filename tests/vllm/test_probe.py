@@ -16,7 +16,8 @@ from . import serving
 from .serving import Server
 
 HALFFULL = Path(__file__).parents[2] / ".venv" / "bin" / "halffull"
-SERVER = serving.larry("--no-enable-prefix-caching", name="LARRY")  # the emulated engine has none
+# The emulated engine has no prefix cache.
+SERVER = serving.larry("--no-enable-prefix-caching", serving.LONG_STEPS, name="LARRY")
 # What a machine's speed and the engine's implementation decide, not its contract.
 MEASURED = re.compile(r"_s$|^bytes$|^steps$|^headers_|^events_")
 

@@ -22,7 +22,7 @@ from halffull_lab.latency import Profile
 from halffull_lab.profiles import load_profile
 from halffull_lab.saturation import saturation
 from halffull_lab.simulation.balancers import make_balancer
-from halffull_lab.simulation.cluster import Member, simulate
+from halffull_lab.simulation.cluster import Member, Run, simulate
 from halffull_lab.traces import Trace
 from tests import scripts
 
@@ -42,26 +42,41 @@ SERVER = serving.larry(
     "--no-enable-prefix-caching",  # the runs repeat the same prompts
     name="LARRY",
 )
-REQUESTS, RUNS, LOAD = 100, 3, 0.6
+REQUESTS, RUNS, LOAD, ATTEMPTS = 100, 3, 0.6, 3
 FIGURES = Path("build/vllm/reality.json")
 
 
 @pytest.mark.skipif(serving.RELEASE < (0, 32), reason="one release is enough: the model of a step is the same")
+@pytest.mark.timeout(600 * ATTEMPTS)
 def test_simulated_and_real_are_alike(server: Server, tmp_path: Path) -> None:
-    out = tmp_path / "profile.json"
+    for attempt in range(1, ATTEMPTS + 1):
+        off, pace = _off(server, tmp_path / "profile.json")
+        alike = all(1 / 3 < ratio < 3 for ratio in off.values())
+        # At 0.6 of saturation a machine that has become 1.7 times as slow since it was calibrated is overloaded, and
+        # nothing is alike. It is calibrated anew then. A wrong simulation is wrong each time.
+        if alike or all(0.8 < each < 1.25 for each in pace) or attempt == ATTEMPTS:
+            break
+    assert alike, (off, pace)
+
+
+def _off(server: Server, out: Path) -> tuple[dict[str, float], list[float]]:
+    """Calibrate, play and simulate: figures, simulated ÷ real; and of each run the engine's busy time, likewise."""
     error = calibrate(server, out, "--load-url", f"http://127.0.0.1:{server.load_ports[0]}")["calibration"]["error"]
     profile = load_profile(str(out))
     trace = _drawn(profile)
-    real = [asyncio.run(_play(server, trace)) for _ in range(RUNS)]
+    played = [asyncio.run(_play(server, trace)) for _ in range(RUNS)]
+    real = [outcomes for outcomes, _ in played]
+    simulated = _simulated(trace, profile)
+    pace = [simulated.busy[0] / busy for _, busy in played]
     comparing = scripts.load("reality/compare.py")
-    compared = comparing.compare(real, [_simulated(trace, profile)] * RUNS)
+    compared = comparing.compare(real, [simulated.outcomes] * RUNS)
     FIGURES.parent.mkdir(parents=True, exist_ok=True)
     figures = {name: [[each.value, each.low, each.high] for each in found] for name, found in compared.items()}
-    FIGURES.write_text(json.dumps({"rate": trace.rate, "calibration": error, "figures": figures}, indent=1) + "\n")
+    written = {"rate": trace.rate, "calibration": error, "pace": pace, "figures": figures}
+    FIGURES.write_text(json.dumps(written, indent=1) + "\n")
     print(comparing.table({f"vLLM, {trace.rate:.1f} requests/s": compared}))  # noqa: T201
     assert not any(run.errors for run in real)
-    for name, (_, _, off) in compared.items():
-        assert 1 / 3 < off.value < 3, name
+    return {name: off.value for name, (_, _, off) in compared.items()}, pace
 
 
 def _drawn(profile: Profile) -> Trace:
@@ -76,10 +91,11 @@ def _drawn(profile: Profile) -> Trace:
     return lengths.at(rate=LOAD * saturation(lengths, profile))
 
 
-async def _play(server: Server, trace: Trace) -> Outcomes:
-    """Arrivals wait for nobody; times from the scheduled arrival."""
+async def _play(server: Server, trace: Trace) -> tuple[Outcomes, float]:
+    """Arrivals wait for nobody; times from the scheduled arrival, and for how long the engine was busy."""
     loop = asyncio.get_running_loop()
     async with Client(server) as client:
+        before = (await client.load())["busy_seconds"]
         began = loop.time() + 0.5
 
         async def one(index: int) -> tuple[float, float]:
@@ -92,14 +108,16 @@ async def _play(server: Server, trace: Trace) -> Outcomes:
             return answer.first - due, answer.done - due
 
         times = np.array(await asyncio.gather(*map(one, range(len(trace)))))
-    return Outcomes(
+        after = await client.load_until(lambda report: not report["running"])
+    outcomes = Outcomes(
         prompt_tokens=trace.prompt_tokens, output_tokens=trace.output_tokens, ttft=times[:, 0], tgt=times[:, 1]
     )
+    return outcomes, after["busy_seconds"] - before
 
 
-def _simulated(trace: Trace, profile: Profile) -> Outcomes:
+def _simulated(trace: Trace, profile: Profile) -> Run:
     engine = make_engine(latency=profile.latency, limits=EngineLimits.of(profile), policy="LARRY", alpha=1.0)
     balancer = make_balancer(
         "RoundRobin", PoolConfig(policy=Policy.RoundRobin, source=Source.REPORT), rng=random.Random(0)
     )
-    return simulate(trace, members=[Member(engine=engine, name="LARRY")], balancers=[balancer], seed=0).outcomes
+    return simulate(trace, members=[Member(engine=engine, name="LARRY")], balancers=[balancer], seed=0)

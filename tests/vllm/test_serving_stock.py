@@ -13,7 +13,9 @@ from halffull_larry.config import NEWEST_TESTED, OLDEST_TESTED
 from . import serving
 from .client import Client, prompt
 
-SERVER = serving.stock("--num-gpu-blocks-override=128", "--max-num-seqs=4", "--max-loras=1", loras=("red", "blue"))
+SERVER = serving.stock(
+    "--num-gpu-blocks-override=128", "--max-num-seqs=4", "--max-loras=1", serving.LONG_STEPS, loras=("red", "blue")
+)
 
 
 def test_the_environment_is_a_bound_of_the_tested_range() -> None:
@@ -62,21 +64,23 @@ async def test_what_the_server_refuses_is_an_answer_with_its_words(client: Clien
 
 
 async def test_cancelling_aborts_the_request(client: Client) -> None:
+    generated = await _total(client, "vllm:generation_tokens_total")
     request = asyncio.create_task(client.complete(prompt(20), 1500, stream=False))
     await _running(client, 1)
     request.cancel()
     await _running(client, 0)
+    assert await _total(client, "vllm:generation_tokens_total") - generated < 1500, "it ended by itself"
 
 
 async def _running(client: Client, count: int) -> None:
     async with asyncio.timeout(20):
-        while await _number_running(client) != count:  # noqa: ASYNC110  polling is all that an outsider can do
+        while await _total(client, "vllm:num_requests_running") != count:  # noqa: ASYNC110  an outsider can only poll
             await asyncio.sleep(0.02)
 
 
-async def _number_running(client: Client) -> float:
+async def _total(client: Client, name: str) -> float:
     metrics = await client.metrics()
-    return sum(value for name, value in metrics.items() if name.startswith("vllm:num_requests_running"))
+    return sum(value for series, value in metrics.items() if series.startswith(name))
 
 
 def test_a_server_that_ends_says_why(launcher: serving.Launcher, tmp_path: Path) -> None:
