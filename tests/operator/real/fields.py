@@ -156,8 +156,15 @@ def flat(kind: Kind, body: Manifest) -> Flat:
         kept["annotations"] = {key: value for key, value in kept["annotations"].items() if key not in _NOT_OURS}
         content["metadata"] = {key: value for key, value in kept.items() if value}
     if kind.kind == "ConfigMap":
-        content["data"] = {key: yaml.safe_load(text) for key, text in content["data"].items()}
+        content["data"] = {key: _parsed(text) for key, text in content["data"].items()}
     return {"": body["metadata"]["uid"], **dict(_leaves(content, ""))}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text  # somebody spoiled it
 
 
 _KEYS: Final = ("mountPath", "name", "ip", "topologyKey", "uid")
