@@ -61,7 +61,7 @@ def test_a_gateway_pod_is_deleted(serving: Serving) -> None:
 
 
 def test_the_operator_is_deleted(cluster: Cluster, serving: Serving) -> None:
-    before = serving.generations()
+    before, pods = serving.generations(), {uid(pod) for pod in serving.engines() + serving.gateways()}
     assert len(before) == 2
     with serving.load() as load:
         cluster.kubectl("delete", "pod", "--selector", OPERATOR, namespace=SYSTEM)
@@ -71,6 +71,7 @@ def test_the_operator_is_deleted(cluster: Cluster, serving: Serving) -> None:
         load.more()
     assert not load.failed(), load.failed()[:5]
     assert serving.generations() == before, "a new operator changes nothing"
+    assert {uid(pod) for pod in serving.engines() + serving.gateways()} == pods
 
 
 def test_an_engine_is_deleted_with_grace(serving: Serving) -> None:
